@@ -1,0 +1,1 @@
+"""Region features for image captioning: detect, extract, shard, train, caption, score."""

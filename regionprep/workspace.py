@@ -1,0 +1,114 @@
+"""Where a dataset's tables, features and runs lie."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from regionprep.errors import InputError, MissingError
+from regionprep.manifests import DatasetManifest, parse, read_yaml
+
+FILE = "workspace.yaml"
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """A dataset's folder: its manifest as resolved, and the paths of all that stages make."""
+
+    root: Path
+    dataset: DatasetManifest
+
+    @classmethod
+    def create(cls, root: Path, dataset: DatasetManifest) -> Workspace:
+        """Write `workspace.yaml` into `root` and return the workspace.
+
+        Raises InputError when `root` holds a workspace of another dataset already.
+        """
+        root = root.absolute()
+        file = root / FILE
+        if file.exists() and cls.open(root).dataset != dataset:
+            raise InputError(
+                "holds another workspace already",
+                where=file,
+                mend="Choose another folder, or remove this one first.",
+            )
+        root.mkdir(parents=True, exist_ok=True)
+        write_text(file, yaml.safe_dump(dataset.model_dump(mode="json"), sort_keys=False))
+        return cls(root, dataset)
+
+    @classmethod
+    def open(cls, root: Path) -> Workspace:
+        """Return the workspace in `root`, or raise what is wrong with its file."""
+        root = root.absolute()
+        file = root / FILE
+        return cls(root, parse(DatasetManifest, read_yaml(file), where=file))
+
+    @classmethod
+    def find(cls, start: Path | None = None) -> Workspace:
+        """Return the workspace of `start` (the current folder), searched upwards."""
+        start = (start or Path.cwd()).absolute()
+        for folder in (start, *start.parents):
+            if (folder / FILE).is_file():
+                return cls.open(folder)
+        raise MissingError(
+            f"no {FILE} here or in any folder above",
+            where=start,
+            mend="Make a workspace with `prep init DIR --dataset NAME`, then work inside it.",
+        )
+
+    @property
+    def images(self) -> Path:
+        """Return the table of images and their splits."""
+        return self.root / "images.parquet"
+
+    @property
+    def captions(self) -> Path:
+        """Return the table of captions and their tokens."""
+        return self.root / "captions.parquet"
+
+    @property
+    def vocabulary(self) -> Path:
+        """Return the vocabulary's file."""
+        return self.root / "vocab.json"
+
+    def regions(self, detector: str) -> Path:
+        """Return the folder of a detector's region shards."""
+        return self.root / "regions" / detector
+
+    def features(self, detector: str, backbone: str) -> Path:
+        """Return the folder of a backbone's feature shards over a detector's regions."""
+        return self.root / "features" / detector / backbone
+
+    def run(self, name: str) -> Path:
+        """Return the folder of a training run."""
+        return self.root / "runs" / name
+
+    def image_root(self) -> Path:
+        """Return the folder of the images; a relative one counts from the workspace."""
+        return self.root / self.dataset.images.root
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `path` whole or not at all: a temporary file, flushed, then renamed."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush a folder's entries to disk, so that a rename in it survives a power loss."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
