@@ -1,0 +1,31 @@
+"""Shapes are checked in every test, and real photographs are at hand where they are."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import jaxtyping
+import pytest
+
+# Before the first import of a model: every shape in a signature is enforced from here on.
+jaxtyping.install_import_hook("regionprep.models", "beartype.beartype")
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _few_threads() -> None:
+    """Keep torch from starting more threads than small tests can use."""
+    import torch
+
+    torch.set_num_threads(min(2, os.cpu_count() or 1))
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Return the folder of real photographs, or skip: it is no part of the project."""
+    folder = Path(os.environ.get("REGIONPREP_DATA", ROOT.parent / "shared" / "data"))
+    if not folder.is_dir():
+        pytest.skip(f"no real photographs at {folder}; set REGIONPREP_DATA to their folder")
+    return folder
