@@ -1,0 +1,1 @@
+"""Images to tables: one stage a module, one driver that knows shards."""
