@@ -69,7 +69,7 @@ class SplitRule(Part):
 class Defaults(Part):
     """What a command uses when the user names nothing."""
 
-    detector: str | None = None
+    detector: str = "fasterrcnn_resnet50_fpn_v2"
     backbone: str | None = None
     model: str = "transformer"
     preset: str = "base"

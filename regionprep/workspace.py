@@ -86,9 +86,48 @@ class Workspace:
         """Return the folder of a training run."""
         return self.root / "runs" / name
 
+    def choose_detector(self, name: str | None) -> str:
+        """Return `name`, else the only detector with regions here, else the dataset's default."""
+        made = [path.parent.name for path in self.root.glob("regions/*/manifest.json")]
+        return name or _only(made) or self.dataset.defaults.detector
+
+    def choose_features(self, detector: str | None, backbone: str | None) -> tuple[str, str]:
+        """Return the detector and backbone meant: as named, else the only features here.
+
+        Raises MissingError when there are none, InputError when the names leave a choice.
+        """
+        made = sorted(path.parent for path in self.root.glob("features/*/*/manifest.json"))
+        pairs = [(folder.parent.name, folder.name) for folder in made]
+        meant = [
+            pair for pair in pairs if detector in (None, pair[0]) and backbone in (None, pair[1])
+        ]
+        defaults = (self.dataset.defaults.detector, self.dataset.defaults.backbone)
+        if len(meant) > 1 and defaults in meant:
+            meant = [pair for pair in meant if pair == defaults]
+        if len(meant) == 1:
+            return meant[0]
+        there = ", ".join(f"{d} + {b}" for d, b in pairs) or "none"
+        if not meant:
+            wanted = " + ".join(name for name in (detector, backbone) if name) or "any"
+            option = f"--detector {detector} " if detector else ""
+            raise MissingError(
+                f"no finished features of {wanted} (there are: {there})",
+                where=self.root / "features",
+                mend=f"Make them with `prep extract {option}--backbone {backbone or 'NAME'}`.",
+            )
+        raise InputError(
+            f"several features could be meant: {there}",
+            where=self.root / "features",
+            mend="Name them with --detector and --backbone.",
+        )
+
     def image_root(self) -> Path:
         """Return the folder of the images; a relative one counts from the workspace."""
         return self.root / self.dataset.images.root
+
+
+def _only(names: list[str]) -> str | None:
+    return names[0] if len(names) == 1 else None
 
 
 def write_text(path: Path, text: str) -> None:
