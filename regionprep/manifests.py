@@ -13,6 +13,9 @@ from regionprep.errors import ManifestError, unknown
 
 Scalar = bool | int | float | str | None
 
+MAX_PIXELS = 120_000_000
+"""More than any camera of a photograph's dataset makes, less than what exhausts a worker."""
+
 
 class Manifest(BaseModel):
     """What all manifests share: frozen, and unknown keys are refused."""
@@ -30,10 +33,14 @@ class Part(BaseModel):
 
 
 class Download(Part):
-    """A file that the user fetches: address, size in bytes and checksum where they are known."""
+    """A file that the user fetches: address, size in bytes and checksum where they are known.
+
+    `unpack` is the folder, counted from the workspace, into which an archive is unpacked.
+    """
 
     file: str
     url: str
+    unpack: str = ""
     bytes: int | None = None
     sha256: str | None = None
     md5: str | None = None
@@ -45,25 +52,29 @@ class ImageSource(Part):
     kind: Literal["folder", "scenes"] = "folder"
     root: str = ""
     seed: int = 0
-    max_pixels: int = Field(default=100_000_000, gt=0)
+    max_pixels: int = Field(default=MAX_PIXELS, gt=0)
 
 
 class CaptionSource(Part):
-    """Where the captions are, and in which format."""
+    """Where the captions are, and in which format: detected from the files when it is null."""
 
-    kind: Literal["karpathy", "coco", "table", "scenes"]
+    kind: Literal["karpathy", "coco", "table", "scenes"] | None = None
     files: tuple[str, ...] = ()
 
 
 class SplitRule(Part):
-    """Splits as the captions' file gives them, or drawn by a seed with these many images."""
+    """Splits as the source gives them, or drawn by a seed with these many images.
+
+    `train` is the number of images drawn for training: all that are left when it is null.
+    `restval` says whether Karpathy's restval joins train or is left out.
+    """
 
     kind: Literal["given", "drawn"] = "given"
     restval: bool = True
     seed: int = 0
-    train: int | None = None
-    val: int = 0
-    test: int = 0
+    train: int | None = Field(default=None, ge=0)
+    val: int = Field(default=0, ge=0)
+    test: int = Field(default=0, ge=0)
 
 
 class Defaults(Part):
@@ -73,8 +84,8 @@ class Defaults(Part):
     backbone: str | None = None
     model: str = "transformer"
     preset: str = "base"
-    min_count: int = 6
-    max_length: int = 16
+    min_count: int = Field(default=6, ge=1)
+    max_length: int = Field(default=16, ge=1)
 
 
 class DatasetManifest(Manifest):
