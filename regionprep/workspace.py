@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
-from regionprep.errors import InputError, MissingError
+from regionprep.errors import InputError, MissingError, StorageError
 from regionprep.manifests import DatasetManifest, parse, read_yaml
 
 FILE = "workspace.yaml"
@@ -36,8 +37,17 @@ class Workspace:
                 mend="Choose another folder, or remove this one first.",
             )
         root.mkdir(parents=True, exist_ok=True)
-        write_text(file, yaml.safe_dump(dataset.model_dump(mode="json"), sort_keys=False))
-        return cls(root, dataset)
+        return cls(root, dataset).save()
+
+    def choose(self, dataset: DatasetManifest) -> Workspace:
+        """Record other choices for this workspace, and return it with them."""
+        return self if dataset == self.dataset else Workspace(self.root, dataset).save()
+
+    def save(self) -> Workspace:
+        """Write `workspace.yaml` and return the workspace."""
+        text = yaml.safe_dump(self.dataset.model_dump(mode="json"), sort_keys=False)
+        write_text(self.root / FILE, text)
+        return self
 
     @classmethod
     def open(cls, root: Path) -> Workspace:
@@ -131,17 +141,51 @@ def _only(names: list[str]) -> str | None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `path` whole or not at all: a temporary file, flushed, then renamed."""
+    """Write `path` as UTF-8, whole or not at all."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write `path` whole or not at all: a temporary file, flushed, then renamed.
+
+    Raises StorageError with the space needed and free when the disk refuses.
+    """
+    _sweep(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
+        with temporary.open("wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+        sync_folder(path.parent)
+    except OSError as error:
+        free = shutil.disk_usage(path.parent).free if path.parent.is_dir() else 0
+        raise StorageError(
+            f"cannot be written: {error.strerror} ({len(data)} bytes needed, {free} free)",
+            where=path,
+            mend="Make room or choose another folder, then run the command again.",
+        ) from error
     finally:
         temporary.unlink(missing_ok=True)
-    sync_folder(path.parent)
+
+
+def _sweep(path: Path) -> None:
+    """Remove the temporary files that killed processes of this machine left beside `path`."""
+    for leftover in path.parent.glob(f".{path.name}.*.tmp"):
+        owner = leftover.name.split(".")[-2]
+        if owner.isdecimal() and not _alive(int(owner)):
+            leftover.unlink(missing_ok=True)
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def sync_folder(folder: Path) -> None:
