@@ -39,14 +39,12 @@ class Workspace:
         root.mkdir(parents=True, exist_ok=True)
         return cls(root, dataset).save()
 
-    def choose(self, dataset: DatasetManifest) -> Workspace:
-        """Record other choices for this workspace, and return it with them."""
-        return self if dataset == self.dataset else Workspace(self.root, dataset).save()
-
     def save(self) -> Workspace:
-        """Write `workspace.yaml` and return the workspace."""
+        """Write `workspace.yaml` unless it says the same already, and return the workspace."""
         text = yaml.safe_dump(self.dataset.model_dump(mode="json"), sort_keys=False)
-        write_text(self.root / FILE, text)
+        file = self.root / FILE
+        if not file.is_file() or file.read_text(encoding="utf-8") != text:
+            write_text(file, text)
         return self
 
     @classmethod

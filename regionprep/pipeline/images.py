@@ -41,6 +41,13 @@ FORMATS = (
     *("AVIF", "BMP", "GIF", "ICO", "JPEG", "JPEG2000"),
     *("PNG", "PPM", "QOI", "SGI", "TIFF", "WEBP"),
 )
+SUFFIXES = frozenset(
+    (
+        *(".apng", ".avif", ".avifs", ".bmp", ".gif", ".ico", ".j2k", ".jfif", ".jp2", ".jpe"),
+        *(".jpeg", ".jpf", ".jpg", ".jpx", ".mpo", ".pbm", ".pfm", ".pgm", ".png", ".pnm", ".ppm"),
+        *(".qoi", ".rgb", ".sgi", ".tif", ".tiff", ".webp"),
+    )
+)
 BACKGROUND = (255, 255, 255, 255)
 ORIENTATION = 0x0112
 BITS_PER_SAMPLE = 258
@@ -118,8 +125,9 @@ class ImageReader:
     def probe(self, path: str) -> Header:
         """Return the header of the image at `path`, or raise ImageFault."""
         if self.kind == "scenes":
-            height, width, _ = self._draw(path).shape
-            return Header(width, height)
+            from regionprep.scenes import HEIGHT, WIDTH
+
+            return Header(WIDTH, HEIGHT)
         return probe(self.locate(path), max_pixels=self.max_pixels)
 
     def locate(self, path: str) -> Path:
