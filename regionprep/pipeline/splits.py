@@ -109,13 +109,25 @@ def _with_rule(
     test: int | None,
 ) -> Workspace:
     """Return the workspace with what the user chose now in the place of what was chosen before."""
+    rule = workspace.dataset.splits
     drawn = {"seed": seed, "train": train, "val": val, "test": test}
     chosen: dict[str, Any] = {name: value for name, value in drawn.items() if value is not None}
+    if seed is not None and workspace.dataset.images.kind == "scenes":
+        raise InputError(
+            "scenes are drawn by the seed in their manifest, so --seed does not go with them",
+            mend="Make a workspace from your own YAML with another images.seed.",
+        )
+    if seed is not None and not any((rule.val, rule.test, val, test)):
+        raise InputError(
+            "a seed alone draws neither val nor test", mend="Add --val N and --test N."
+        )
     if chosen:
         chosen["kind"] = "drawn"
+    elif restval is not None:
+        chosen["kind"] = "given"
     if restval is not None:
         chosen["restval"] = restval
-    rule = workspace.dataset.splits.model_copy(update=chosen)
+    rule = rule.model_copy(update=chosen)
     return replace(workspace, dataset=workspace.dataset.model_copy(update={"splits": rule}))
 
 
@@ -195,9 +207,11 @@ class _Draft:
         if isinstance(header, ImageFault):
             return
         if header.animated:
-            self.notes["of several frames or pages: the first is taken"] += 1
+            self.notes["images of several frames or pages: the first is taken"] += 1
         if entry.size is not None and entry.size != (header.width, header.height):
-            self.notes["of another size than their annotation says: the file's is taken"] += 1
+            self.notes[
+                "images of another size than their annotation says: the file's is taken"
+            ] += 1
 
     def match(
         self, entries: Sequence[Entry], headers: dict[str, Header | ImageFault]
@@ -254,18 +268,18 @@ class _Draft:
             )
         self.left_out.update({what: len(paths) for what, paths in found.items()})
 
-    def split(self, entries: Sequence[Entry]) -> list[Entry]:
+    def split(self, entries: Sequence[Entry]) -> Sequence[Entry]:
         """Return the images with the split that each belongs to; those in none are left out."""
         rule = self.workspace.dataset.splits
         if self.workspace.dataset.images.kind != "scenes" and rule.kind == "drawn":
-            entries = _drawn(entries, rule)
+            drawn = _drawn(entries, rule)
+            self.left_out["images that no split drew"] += len(entries) - len(drawn)
+            entries = drawn
         else:
             entries = self._given(entries, rule)
-        kept = [entry for entry in entries if entry.split]
-        self.left_out["images in no split"] += len(entries) - len(kept)
-        if not kept:
+        if not entries:
             raise InputError("no image is left", where=self.root)
-        return kept
+        return entries
 
     def _given(self, entries: Sequence[Entry], rule: SplitRule) -> list[Entry]:
         without = [entry for entry in entries if not entry.split]
@@ -278,13 +292,12 @@ class _Draft:
                 where=without[0].where,
                 mend="Draw the splits: `prep splits --val N --test N`.",
             )
-        restval = [entry for entry in entries if entry.split == "restval"]
-        if restval:
-            counter = self.notes if rule.restval else self.left_out
-            name = "of restval, now in train" if rule.restval else "images of restval"
-            counter[name] += len(restval)
-        joined = "train" if rule.restval else ""
-        return [replace(e, split=joined) if e.split == "restval" else e for e in entries]
+        restval = sum(entry.split == "restval" for entry in entries)
+        if not rule.restval:
+            self.left_out["images of restval"] += restval
+            return [entry for entry in entries if entry.split != "restval"]
+        self.notes["images of restval, now in train"] += restval
+        return [replace(e, split="train") if e.split == "restval" else e for e in entries]
 
     def write(
         self, entries: Iterable[Entry], headers: dict[str, Header | ImageFault]
@@ -393,8 +406,8 @@ def _drawn(entries: Sequence[Entry], rule: SplitRule) -> list[Entry]:
 
     rest = len(entries) - rule.val - rule.test
     train = rest if rule.train is None else rule.train
-    names = ["test"] * rule.test + ["val"] * rule.val + ["train"] * train + [""] * (rest - train)
-    ordered = sorted(entries, key=lot)
+    names = ["test"] * rule.test + ["val"] * rule.val + ["train"] * train
+    ordered = sorted(entries, key=lot)[: len(names)]
     return [replace(entry, split=name) for entry, name in zip(ordered, names, strict=True)]
 
 
