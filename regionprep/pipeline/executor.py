@@ -1,0 +1,378 @@
+"""Run a plan: the one driver that reads, computes, writes, resumes and stops.
+
+A stage is a function over a batch; it touches neither the folder nor the plan. A task is a shard:
+read its images, run the stage batch by batch, commit the part. Batches never cross shards, so that
+a part is the same, byte for byte, whichever shards were made before it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+import numpy as np
+from filelock import FileLock, Timeout
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.progress import Task as ProgressTask
+from rich.text import Text
+
+from regionprep.errors import BusyError, MismatchError, StorageError
+from regionprep.pipeline.images import ImageFault
+from regionprep.pipeline.parts import Footer, Manifest, PartRecord, record, storage_guard
+from regionprep.pipeline.shards import MANIFEST, PLAN, Columns, ImageRow, Plan, part_name
+from regionprep.pipeline.writer import PartWriter
+from regionprep.workspace import sync_folder
+
+LOCK = ".lock"
+HOLDER = ".lock.json"
+READERS = min(8, (os.cpu_count() or 1) + 2)
+
+
+class Stage(Protocol):
+    """A function over a batch of images, and what it needs read beforehand."""
+
+    schema: Columns
+    batch_size: int
+
+    def read(self, image_id: str) -> Any:  # noqa: ANN401 - a stage's own matter
+        """Return what the batch needs of an image; called in threads. May raise ImageFault."""
+
+    def __call__(self, items: list[Any]) -> list[ImageRow]:
+        """Return the rows of what `read` returned, in its order."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run did, and what its folder holds now. `seconds` is wall time."""
+
+    shards_made: int
+    shards_kept: int
+    images: int
+    regions: int
+    statuses: Counter[str]
+    seconds: float
+    folder: Path
+
+
+def run_plan(
+    plan: Plan,
+    folder: str | Path,
+    stage: Callable[[], Stage],
+    *,
+    force: bool = False,
+    progress: bool = True,
+) -> Outcome:
+    """Make every part of `plan` in `folder` that is not done, then the manifest.
+
+    `stage` is called once, when the first part has to be made: a run with nothing to do loads no
+    model. `force` starts over. Raises BusyError while another process works on the folder,
+    MismatchError where the folder was made by another plan, StorageError for a full or failing
+    disk; on SIGTERM and Ctrl-C, KeyboardInterrupt after saying what is done.
+    """
+    started = time.monotonic()
+    folder = Path(folder).absolute()
+    with storage_guard(folder, lambda: 4096):
+        folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder), _terminable():
+        plan = _adopt(plan, folder, force=force)
+        records = _finished(plan, folder)
+        todo = [shard for shard in range(plan.shard_count) if shard not in records]
+        if todo:
+            (folder / MANIFEST).unlink(missing_ok=True)
+            with _saying_what_is_done(plan, records):
+                _make(plan, folder, stage, todo, records, progress)
+        parts = tuple(records[shard] for shard in range(plan.shard_count))
+        if todo or not (folder / MANIFEST).exists():
+            _seal(plan, folder, parts)
+    return Outcome(
+        shards_made=len(todo),
+        shards_kept=plan.shard_count - len(todo),
+        images=len(plan.image_ids),
+        regions=sum(part.regions for part in parts),
+        statuses=sum((Counter(part.statuses) for part in parts), Counter()),
+        seconds=time.monotonic() - started,
+        folder=folder,
+    )
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the folder; the operating system lets go of a dead process's lock by itself."""
+    lock = FileLock(folder / LOCK, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise BusyError(
+            f"is being worked on by {_holder(folder)}",
+            where=folder,
+            mend="Wait for it to end, or stop it.",
+        ) from error
+    try:
+        _write_holder(folder)
+        yield
+    finally:
+        (folder / HOLDER).unlink(missing_ok=True)
+        lock.release()
+
+
+def _write_holder(folder: Path) -> None:
+    holder = {"pid": os.getpid(), "host": socket.gethostname()}
+    with storage_guard(folder / HOLDER, lambda: 4096):
+        (folder / HOLDER).write_text(json.dumps(holder))
+
+
+def _holder(folder: Path) -> str:
+    try:
+        holder = json.loads((folder / HOLDER).read_text())
+        return f"process {holder['pid']} on {holder['host']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process"
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM stop the run as Ctrl-C does; only a main thread can be told."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _saying_what_is_done(plan: Plan, records: dict[int, PartRecord]) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        images = sum(part.rows for part in records.values())
+        print(
+            f"stopped: {len(records)} of {plan.shard_count} shards "
+            f"({images:,} of {len(plan.image_ids):,} images) are done and stay; "
+            "the same command goes on from there",
+            file=sys.stderr,
+            flush=True,
+        )
+        raise
+
+
+def _adopt(plan: Plan, folder: Path, *, force: bool) -> Plan:
+    """Return the folder's own plan if it is the same, else write `plan` there first."""
+    for leftover in folder.glob(".*.tmp"):
+        leftover.unlink(missing_ok=True)
+    if force:
+        _clear(folder)
+    present = Plan.read(folder)
+    if present is not None:
+        plan.require_same(present, folder)
+        return present
+    # Parts without a plan tell no story that could be gone on with.
+    _clear(folder)
+    with storage_guard(folder / PLAN, lambda: 64 * len(plan.image_ids)):
+        plan.write(folder)
+    return plan
+
+
+def _clear(folder: Path) -> None:
+    """Remove what a plan has made, the manifest first: what it vouches for is going away."""
+    for path in (folder / MANIFEST, *folder.glob("part-*.parquet"), folder / PLAN):
+        path.unlink(missing_ok=True)
+    sync_folder(folder)
+
+
+def _finished(plan: Plan, folder: Path) -> dict[int, PartRecord]:
+    """Return the records of the parts that are done."""
+    known = _recorded(plan, folder)
+    finished: dict[int, PartRecord] = {}
+    for shard in range(plan.shard_count):
+        path = folder / part_name(shard)
+        footer = Footer.read(path)
+        if footer is not None and footer.is_of(plan, shard):
+            told = known.get(path.name)
+            same = told is not None and told.bytes == path.stat().st_size
+            finished[shard] = told if told and same else record(path, footer)
+    return finished
+
+
+def _recorded(plan: Plan, folder: Path) -> dict[str, PartRecord]:
+    """Return what the manifest says of the parts; nothing if it is damaged or another plan's."""
+    try:
+        manifest = Manifest.read(folder)
+    except (StorageError, MismatchError):
+        manifest = None
+    if manifest is None or manifest.fingerprint != plan.fingerprint:
+        (folder / MANIFEST).unlink(missing_ok=True)
+        return {}
+    return {part.file: part for part in manifest.parts}
+
+
+def _seal(plan: Plan, folder: Path, parts: tuple[PartRecord, ...]) -> None:
+    footer = Footer.read(folder / parts[0].file)
+    assert footer is not None, "a part was committed and is not there"
+    columns = footer.columns
+    Manifest(plan.stage, plan.fingerprint, plan.settings, columns, parts).write(folder)
+
+
+def _make(
+    plan: Plan,
+    folder: Path,
+    factory: Callable[[], Stage],
+    todo: list[int],
+    records: dict[int, PartRecord],
+    progress: bool,
+) -> None:
+    stage = factory()
+    names = (image_id for shard in todo for image_id in plan.shard(shard))
+    done = sum(part.rows for part in records.values())
+    with (
+        _progress_bar(plan, done, shown=progress) as advance,
+        _prefetched(stage.read, names, stage.batch_size + 2 * READERS) as reads,
+    ):
+        for shard in todo:
+            with PartWriter(folder, plan, shard, stage.schema) as writer:
+                for row in _rows(stage, islice(reads, len(plan.shard(shard)))):
+                    writer.add(row)
+                    advance()
+                records[shard] = writer.commit()
+
+
+# What became of reading an image: its id, and the item or the fault.
+Read = tuple[str, Any]
+
+
+@contextmanager
+def _prefetched(
+    read: Callable[[str], Any], names: Iterable[str], depth: int
+) -> Iterator[Iterator[Read]]:
+    """Give what `read` returns for each name, in order, read ahead by threads up to `depth`."""
+    pool = ThreadPoolExecutor(READERS, thread_name_prefix="read")
+
+    def attempt(name: str) -> Any:  # noqa: ANN401 - a stage's own matter
+        try:
+            return read(name)
+        except ImageFault as fault:
+            return fault
+
+    def ordered() -> Iterator[Read]:
+        ahead: deque[tuple[str, Future[Any]]] = deque()
+        for name in names:
+            ahead.append((name, pool.submit(attempt, name)))
+            if len(ahead) >= depth:
+                first, future = ahead.popleft()
+                yield first, future.result()
+        for first, future in ahead:
+            yield first, future.result()
+
+    try:
+        yield ordered()
+    finally:
+        # Not waited for: an image that takes long must not hold up Ctrl-C.
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _rows(stage: Stage, reads: Iterator[Read]) -> Iterator[ImageRow]:
+    """Give the rows of one shard in order, computed in full batches of the images that decode."""
+    waiting: list[Read] = []
+    usable = 0
+    for name, item in reads:
+        waiting.append((name, item))
+        usable += not isinstance(item, ImageFault)
+        if usable == stage.batch_size:
+            yield from _batch(stage, waiting)
+            waiting, usable = [], 0
+    yield from _batch(stage, waiting)
+
+
+def _batch(stage: Stage, waiting: list[Read]) -> Iterator[ImageRow]:
+    items = [item for _, item in waiting if not isinstance(item, ImageFault)]
+    computed = iter(stage(items) if items else [])
+    for name, item in waiting:
+        if isinstance(item, ImageFault):
+            yield _failed(name, item, stage.schema)
+        else:
+            yield _finite(next(computed), stage.schema)
+
+
+def _failed(name: str, fault: ImageFault, columns: Columns) -> ImageRow:
+    return ImageRow.failed(
+        name,
+        fault.status,
+        fault.error,
+        width=fault.width,
+        height=fault.height,
+        feature_width=columns.feature_width,
+        dtype=columns.dtype,
+    )
+
+
+def _finite(row: ImageRow, columns: Columns) -> ImageRow:
+    """Return a row with its features in the columns' type, or its failure if some do not fit."""
+    if columns.feature_width is not None:
+        with np.errstate(over="ignore"):
+            row = replace(row, features=np.asarray(row.features, columns.dtype))
+    for name in ("features", "boxes", "scores"):
+        values = getattr(row, name)
+        if values is not None and not np.isfinite(values).all():
+            count = int((~np.isfinite(values)).sum())
+            fault = ImageFault(
+                "not_finite",
+                f"{count} of {values.size} values of {name} are no {values.dtype} numbers",
+                width=row.width,
+                height=row.height,
+            )
+            return _failed(row.image_id, fault, columns)
+    return row
+
+
+class _Rate(ProgressColumn):
+    """Images per second."""
+
+    def render(self, task: ProgressTask) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text(f"{speed:.1f} images/s" if speed else "")
+
+
+@contextmanager
+def _progress_bar(plan: Plan, done: int, *, shown: bool) -> Iterator[Callable[[], None]]:
+    """Show images done, rate and time left on a terminal's stderr; nothing elsewhere."""
+    console = Console(stderr=True)
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        _Rate(),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not (shown and console.is_terminal),
+    )
+    with bar:
+        task = bar.add_task(plan.stage, total=len(plan.image_ids), completed=done)
+        yield lambda: bar.advance(task)

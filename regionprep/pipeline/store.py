@@ -1,0 +1,302 @@
+"""The reader of a folder of regions or features: values are mapped, not decoded.
+
+It needs numpy and pyarrow only, and holds in memory the image ids, three numbers an image, and what
+failed; the values stay in the files, shared by all processes that read them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from regionprep.errors import InputError, MismatchError, MissingError, StorageError
+from regionprep.pipeline.decoded import decode_part
+from regionprep.pipeline.mapped import BOXES, CLASSES, SCORES, Leaf, features_leaf, map_values
+from regionprep.pipeline.parts import Footer, Manifest, PartRecord
+from regionprep.pipeline.shards import MANIFEST, PLAN, Columns, ImageRow, Plan, command
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Rows side by side, padded with zeros to the most regions among them.
+
+    `mask` (b, r) bool is True for a real region; `boxes` (b, r, 4) float32 pixels; `scores` (b, r)
+    float32; `classes` (b, r) int32; `features` (b, r, D), or None for regions alone; `sizes` (b, 2)
+    float32 width and height in pixels.
+    """
+
+    image_ids: tuple[str, ...]
+    mask: NDArray[np.bool_]
+    boxes: NDArray[np.float32]
+    scores: NDArray[np.float32]
+    classes: NDArray[np.int32]
+    features: NDArray[Any] | None
+    sizes: NDArray[np.float32]
+
+
+class FeatureStore:
+    """The rows of a finished folder by image id: `store["42"].features` is a view of the file.
+
+    Opening reads the plan and the manifest and compares every part's size with it; a part is mapped
+    at its first use. Arrays are read-only. A store may be pickled and forked: it opens its files
+    anew where it arrives. Raises MissingError for a folder that is not finished, StorageError for a
+    damaged part, MismatchError for parts of another plan.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder).absolute()
+        self._plan, self._manifest = _open(self.folder)
+        self._size = self._plan.shard_size
+        self._index = {name: place for place, name in enumerate(self._plan.image_ids)}
+        self._parts: list[_Part | None] = [None] * self._plan.shard_count
+
+    def __reduce__(self) -> tuple[type[FeatureStore], tuple[Path]]:
+        return FeatureStore, (self.folder,)
+
+    def __repr__(self) -> str:
+        return f"FeatureStore({str(self.folder)!r}, {len(self)} images)"
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def __contains__(self, image_id: object) -> bool:
+        return image_id in self._index
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._index)
+
+    def __getitem__(self, image_id: str) -> ImageRow:
+        place = self._index.get(image_id)
+        if place is None:
+            raise KeyError(_no_such(image_id, self))
+        number, row = divmod(place, self._size)
+        part = self._parts[number]
+        if part is None:
+            part = self._parts[number] = _Part(self.folder, self._plan, self._manifest, number)
+        return part.row(image_id, row)
+
+    @property
+    def ids(self) -> list[str]:
+        """Return the image ids in the order of the shards."""
+        return list(self._index)
+
+    @property
+    def fingerprint(self) -> str:
+        """Return the plan's SHA-256: what was made from what, and how."""
+        return self._plan.fingerprint
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """Return the settings that the rows were made under, and their stage."""
+        return {"stage": self._plan.stage, **self._plan.settings}
+
+    @property
+    def feature_width(self) -> int | None:
+        """Return how many values a region has; None for regions alone."""
+        return self._manifest.columns.feature_width
+
+    @property
+    def dtype(self) -> np.dtype[Any] | None:
+        """Return the features' type; None for regions alone."""
+        columns = self._manifest.columns
+        return None if columns.feature_width is None else np.dtype(columns.dtype)
+
+    @property
+    def grid(self) -> tuple[int, int] | None:
+        """Return the grid's height and width where all usable images have the same, else None."""
+        grids = {(high, wide) for part in self._manifest.parts for high, wide in part.grids}
+        only = grids.pop() if len(grids) == 1 else (0, 0)
+        return only if only != (0, 0) else None
+
+    @property
+    def statuses(self) -> dict[str, int]:
+        """Return how many images have which status."""
+        totals: dict[str, int] = {}
+        for part in self._manifest.parts:
+            for status, count in part.statuses.items():
+                totals[status] = totals.get(status, 0) + count
+        return totals
+
+    def rows(self) -> Iterator[ImageRow]:
+        """Iterate over all rows in the order of the shards."""
+        return (self[image_id] for image_id in self._index)
+
+    def get_batch(self, image_ids: Iterable[str]) -> Batch:
+        """Return a padded copy of the rows of `image_ids`, in their order."""
+        rows = [self[image_id] for image_id in image_ids]
+        if not rows:
+            raise InputError("a batch of no images")
+        return Batch(
+            tuple(row.image_id for row in rows),
+            _mask(rows),
+            _padded([row.boxes for row in rows]),
+            _padded([row.scores for row in rows]),
+            _padded([row.classes for row in rows]),
+            None if self.feature_width is None else _padded([row.features for row in rows]),
+            np.array([(row.width, row.height) for row in rows], np.float32),
+        )
+
+
+def _open(folder: Path) -> tuple[Plan, Manifest]:
+    """Return the plan and the manifest of a folder that is finished and whole, or raise why not."""
+    if not folder.is_dir():
+        raise MissingError("no such folder", where=folder, mend=_mend("", folder))
+    plan = Plan.read(folder)
+    if plan is None:
+        raise MissingError(f"has no {PLAN}", where=folder, mend=_mend("", folder))
+    manifest = Manifest.read(folder)
+    if manifest is None:
+        raise MissingError(
+            f"is not finished: it has no {MANIFEST}", where=folder, mend=_mend(plan.stage, folder)
+        )
+    rows = [len(plan.shard(number)) for number in range(plan.shard_count)]
+    if manifest.fingerprint != plan.fingerprint or [part.rows for part in manifest.parts] != rows:
+        raise MismatchError(
+            f"{MANIFEST} and {PLAN} do not belong together",
+            where=folder,
+            mend=f"Start over: `{command(plan.stage, folder)} --force`.",
+        )
+    _check_sizes(folder, plan, manifest.parts)
+    return plan, manifest
+
+
+def _check_sizes(folder: Path, plan: Plan, parts: Sequence[PartRecord]) -> None:
+    missing = [part.file for part in parts if not (folder / part.file).is_file()]
+    if missing:
+        raise MissingError(
+            f"{len(missing)} of {len(parts)} parts are missing: {', '.join(missing[:5])}",
+            where=folder,
+            mend=_mend(plan.stage, folder),
+        )
+    for part in parts:
+        size = (folder / part.file).stat().st_size
+        if size != part.bytes:
+            raise StorageError(
+                f"has {size:,} bytes in place of {part.bytes:,}: cut, or rewritten",
+                where=folder / part.file,
+                mend=f"Make it again: `{command(plan.stage, folder)}`.",
+            )
+
+
+def _mend(stage: str, folder: Path) -> str:
+    if not stage:
+        stage = "regions" if folder.parent.name == "regions" else "features"
+    return f"Make it, or go on where it stopped: `{command(stage, folder)}`."
+
+
+class _Part:
+    """A mapped part: the rows' numbers, and a view of every row group's values."""
+
+    def __init__(self, folder: Path, plan: Plan, manifest: Manifest, number: int) -> None:
+        record = manifest.parts[number]
+        path = folder / record.file
+        try:
+            self._read(path, plan, manifest, number)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise _damaged(path, plan, str(error)) from error
+
+    def _read(self, path: Path, plan: Plan, manifest: Manifest, number: int) -> None:
+        # Closed at once, for the view outlives it: a thousand parts would need as many open files.
+        with pa.memory_map(str(path)) as file:
+            buffer = file.read_buffer()
+        with pq.ParquetFile(pa.BufferReader(buffer), pre_buffer=False) as parquet:
+            self._read_rows(parquet, path, plan, number)
+            metadata = parquet.metadata
+        footer = Footer.read(path)
+        ours = footer is not None and footer.is_of(plan, number)
+        groups = self._map(buffer, metadata, manifest.columns) if ours else None
+        if groups is None:
+            record = manifest.parts[number]
+            groups = [decode_part(path, record.sha256, manifest.columns, self._lengths)]
+            self._first_rows = [0]
+        self._groups = groups
+
+    def _read_rows(self, parquet: pq.ParquetFile, path: Path, plan: Plan, number: int) -> None:
+        names = ["image_id", "width", "height", "status", "error", "grid_height", "grid_width"]
+        table = parquet.read([*names, "scores"], use_threads=False)
+        if tuple(table["image_id"].to_pylist()) != plan.shard(number):
+            raise _damaged(path, plan, "its image ids are not the plan's")
+        self._numbers = {
+            name: table[name].to_numpy().astype(np.int32).data
+            for name in ("width", "height", "grid_height", "grid_width")
+        }
+        told = zip(table["status"].to_pylist(), table["error"].to_pylist(), strict=True)
+        self._told = {row: pair for row, pair in enumerate(told) if pair != ("ok", "")}
+        self._lengths = table["scores"].combine_chunks().value_lengths().to_numpy().astype(np.int64)
+        self._starts = np.concatenate(([0], np.cumsum(self._lengths))).data
+        counts = [
+            parquet.metadata.row_group(group).num_rows
+            for group in range(parquet.metadata.num_row_groups)
+        ]
+        self._first_rows = np.cumsum([0, *counts])[:-1].tolist()
+
+    def _map(
+        self, buffer: pa.Buffer, metadata: pq.FileMetaData, columns: Columns
+    ) -> list[tuple[NDArray[Any], ...]] | None:
+        """Return every row group's views, or None if one of its columns cannot be mapped."""
+        leaves: list[Leaf] = [BOXES, SCORES, CLASSES]
+        if columns.feature_width is not None:
+            leaves.append(features_leaf(columns.feature_width, columns.dtype))
+        ends = [*self._first_rows[1:], len(self._lengths)]
+        groups: list[tuple[NDArray[Any], ...]] = []
+        for group, (first, end) in enumerate(zip(self._first_rows, ends, strict=True)):
+            lengths = self._lengths[first:end]
+            views = [map_values(buffer, metadata, group, leaf, lengths) for leaf in leaves]
+            if any(view is None for view in views):
+                return None
+            groups.append(tuple(view for view in views if view is not None))
+        return groups
+
+    def row(self, image_id: str, row: int) -> ImageRow:
+        group = bisect_right(self._first_rows, row) - 1
+        base = self._starts[self._first_rows[group]]
+        values = slice(self._starts[row] - base, self._starts[row + 1] - base)
+        boxes, scores, classes, *features = self._groups[group]
+        numbers = self._numbers
+        status, error = self._told.get(row, ("ok", ""))
+        return ImageRow(
+            image_id,
+            numbers["width"][row],
+            numbers["height"][row],
+            boxes[values],
+            scores[values],
+            classes[values],
+            features[0][values] if features else None,
+            status,
+            error,
+            numbers["grid_height"][row],
+            numbers["grid_width"][row],
+        )
+
+
+def _damaged(path: Path, plan: Plan, what: str) -> StorageError:
+    return StorageError(
+        f"is damaged: {what}",
+        where=path,
+        mend=f"Remove it and make it again: `{command(plan.stage, path.parent)}`.",
+    )
+
+
+def _no_such(image_id: str, store: FeatureStore) -> str:
+    return f"{store.folder} has no image {image_id!r} among its {len(store):,}"
+
+
+def _mask(rows: Sequence[ImageRow]) -> NDArray[np.bool_]:
+    lengths = np.array([len(row.boxes) for row in rows])
+    return np.arange(lengths.max()) < lengths[:, None]
+
+
+def _padded(arrays: Sequence[Any]) -> NDArray[Any]:
+    longest = max(map(len, arrays))
+    padded = np.zeros((len(arrays), longest, *arrays[0].shape[1:]), arrays[0].dtype)
+    for target, array in zip(padded, arrays, strict=True):
+        target[: len(array)] = array
+    return padded
