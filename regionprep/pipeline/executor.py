@@ -7,12 +7,8 @@ a part is the same, byte for byte, whichever shards were made before it.
 
 from __future__ import annotations
 
-import json
 import os
-import signal
-import socket
 import sys
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
@@ -21,11 +17,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from types import FrameType
 from typing import Any, Protocol
 
 import numpy as np
-from filelock import FileLock, Timeout
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -38,15 +32,14 @@ from rich.progress import (
 from rich.progress import Task as ProgressTask
 from rich.text import Text
 
-from regionprep.errors import BusyError, MismatchError, StorageError
+from regionprep.errors import MismatchError, StorageError
+from regionprep.pipeline.claim import claimed, terminable
 from regionprep.pipeline.images import ImageFault
 from regionprep.pipeline.parts import Footer, Manifest, PartRecord, record, storage_guard
 from regionprep.pipeline.shards import MANIFEST, PLAN, Columns, ImageRow, Plan, part_name
 from regionprep.pipeline.writer import PartWriter
 from regionprep.workspace import sync_folder
 
-LOCK = ".lock"
-HOLDER = ".lock.json"
 READERS = min(8, (os.cpu_count() or 1) + 2)
 
 
@@ -95,7 +88,7 @@ def run_plan(
     folder = Path(folder).absolute()
     with storage_guard(folder, lambda: 4096):
         folder.mkdir(parents=True, exist_ok=True)
-    with _locked(folder), _terminable():
+    with claimed(folder), terminable():
         plan = _adopt(plan, folder, force=force)
         records = _finished(plan, folder)
         todo = [shard for shard in range(plan.shard_count) if shard not in records]
@@ -115,57 +108,6 @@ def run_plan(
         seconds=time.monotonic() - started,
         folder=folder,
     )
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold the folder; the operating system lets go of a dead process's lock by itself."""
-    lock = FileLock(folder / LOCK, timeout=0)
-    try:
-        lock.acquire()
-    except Timeout as error:
-        raise BusyError(
-            f"is being worked on by {_holder(folder)}",
-            where=folder,
-            mend="Wait for it to end, or stop it.",
-        ) from error
-    try:
-        _write_holder(folder)
-        yield
-    finally:
-        (folder / HOLDER).unlink(missing_ok=True)
-        lock.release()
-
-
-def _write_holder(folder: Path) -> None:
-    holder = {"pid": os.getpid(), "host": socket.gethostname()}
-    with storage_guard(folder / HOLDER, lambda: 4096):
-        (folder / HOLDER).write_text(json.dumps(holder))
-
-
-def _holder(folder: Path) -> str:
-    try:
-        holder = json.loads((folder / HOLDER).read_text())
-        return f"process {holder['pid']} on {holder['host']}"
-    except (OSError, ValueError, KeyError, TypeError):
-        return "another process"
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """Let SIGTERM stop the run as Ctrl-C does; only a main thread can be told."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
