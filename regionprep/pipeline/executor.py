@@ -157,10 +157,13 @@ def _finished(plan: Plan, folder: Path) -> dict[int, PartRecord]:
     for shard in range(plan.shard_count):
         path = folder / part_name(shard)
         footer = Footer.read(path)
-        if footer is not None and footer.is_of(plan, shard):
-            told = known.get(path.name)
-            same = told is not None and told.bytes == path.stat().st_size
-            finished[shard] = told if told and same else record(path, footer)
+        told = known.get(path.name)
+        if footer is None or not footer.is_of(plan, shard):
+            continue
+        if told is None:
+            finished[shard] = record(path, footer)
+        elif told.bytes == path.stat().st_size:
+            finished[shard] = told
     return finished
 
 
@@ -255,7 +258,10 @@ def _rows(stage: Stage, reads: Iterator[Read]) -> Iterator[ImageRow]:
 
 def _batch(stage: Stage, waiting: list[Read]) -> Iterator[ImageRow]:
     items = [item for _, item in waiting if not isinstance(item, ImageFault)]
-    computed = iter(stage(items) if items else [])
+    rows = stage(items) if items else []
+    if len(rows) != len(items):
+        raise ValueError(f"the stage returned {len(rows)} rows for {len(items)} images")
+    computed = iter(rows)
     for name, item in waiting:
         if isinstance(item, ImageFault):
             yield _failed(name, item, stage.schema)

@@ -58,14 +58,20 @@ class Footer:
     def read(cls, path: Path) -> Footer | None:
         """Return the footer of a whole part of ours; None for every other file, and for none."""
         try:
-            metadata = pq.read_metadata(path)
-            size = path.stat().st_size
-            told = metadata.metadata or {}
+            return cls.parse(pq.read_metadata(path), path.stat().st_size)
+        except (pa.ArrowException, OSError):
+            return None
+
+    @classmethod
+    def parse(cls, metadata: pq.FileMetaData, size: int) -> Footer | None:
+        """Return what a file of `size` bytes tells of itself, None if it is no whole part."""
+        told = metadata.metadata or {}
+        try:
             provenance, counts = json.loads(told[PROVENANCE]), json.loads(told[COUNTS])
             version = provenance["schema_version"]
             fingerprint, shard = provenance["fingerprint"], provenance["shard"]
             columns = columns_of(metadata.schema.to_arrow_schema())
-        except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError):
             return None
         # Values, footer, its length in 4 bytes, "PAR1": no byte more or less.
         whole = _values_end(metadata) + metadata.serialized_size + 8 == size

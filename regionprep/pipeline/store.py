@@ -207,14 +207,17 @@ class _Part:
         # Closed at once, for the view outlives it: a thousand parts would need as many open files.
         with pa.memory_map(str(path)) as file:
             buffer = file.read_buffer()
+        record = manifest.parts[number]
+        if buffer.size != record.bytes:
+            raise _damaged(path, plan, f"{buffer.size:,} bytes in place of {record.bytes:,}")
         with pq.ParquetFile(pa.BufferReader(buffer), pre_buffer=False) as parquet:
             self._read_rows(parquet, path, plan, number)
             metadata = parquet.metadata
-        footer = Footer.read(path)
+        footer = Footer.parse(metadata, buffer.size)
         ours = footer is not None and footer.is_of(plan, number)
         groups = self._map(buffer, metadata, manifest.columns) if ours else None
+        self.mapped = groups is not None
         if groups is None:
-            record = manifest.parts[number]
             groups = [decode_part(path, record.sha256, manifest.columns, self._lengths)]
             self._first_rows = [0]
         self._groups = groups
