@@ -32,6 +32,7 @@ from regionprep.workspace import write_text
 SCHEMA_VERSION = 1
 PLAN = "plan.json"
 MANIFEST = "manifest.json"
+UNBOUND = ("versions", "notes")
 
 StageName = Literal["regions", "features"]
 DType = Literal["float16", "float32"]
@@ -106,8 +107,8 @@ class Plan:
     """Which images go to which part, under which settings.
 
     The shards depend on the ids and the shard size only. `settings` is provenance that JSON can
-    hold; its key `versions` (of libraries) is recorded but binds nobody: it has no part in the
-    fingerprint, and a run goes on under newer libraries.
+    hold; its keys `versions` (of libraries) and `notes` (device, paths) are recorded but bind
+    nobody: they have no part in the fingerprint, and a run goes on under newer libraries.
     """
 
     stage: StageName
@@ -175,7 +176,7 @@ class Plan:
     @cached_property
     def fingerprint(self) -> str:
         """Return the SHA-256 of all that decides the parts' content."""
-        binding = {key: value for key, value in self.settings.items() if key != "versions"}
+        binding = {key: value for key, value in self.settings.items() if key not in UNBOUND}
         content = [SCHEMA_VERSION, self.stage, binding, self.shard_size, self.image_ids]
         return hashlib.sha256(_canonical(content).encode()).hexdigest()
 
@@ -316,7 +317,7 @@ def _differences(old: Plan, new: Plan) -> list[str]:
     told = [
         f"{key} was {before.get(key, 'not set')}, is {now.get(key, 'not set')}"
         for key in sorted(before.keys() | now.keys())
-        if before.get(key) != now.get(key) and not key.startswith("versions.")
+        if before.get(key) != now.get(key) and key.partition(".")[0] not in UNBOUND
     ]
     gone = sorted(set(old.image_ids) - set(new.image_ids))
     come = sorted(set(new.image_ids) - set(old.image_ids))

@@ -70,6 +70,12 @@ def test_library_versions_do_not_bind_a_plan():
     assert new.settings["versions"]["pyarrow"] == pa.__version__
 
 
+def test_notes_are_recorded_and_do_not_bind_a_plan():
+    here, there = plan(3, notes={"device": "cpu"}), plan(3, notes={"device": "cuda"})
+    assert here.fingerprint == there.fingerprint
+    assert there.settings["notes"] == {"device": "cuda"}
+
+
 def test_what_differs_between_plans_is_named(tmp_path):
     old = plan(["a", "b"], detector={"weights": "1", "threshold": 0.2})
     new = plan(["b", "c", "d"], 20, detector={"weights": "2", "threshold": 0.2}, grid=True)
