@@ -23,8 +23,8 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|-?(?:NaN|Infinity)', re.DOTALL)
 
 
-def read_json(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> Any:  # noqa: ANN401 - any JSON
-    """Return the value in a JSON file.
+def read_json(path: Path, *, max_bytes: int = MAX_JSON_BYTES, allow_nan: bool = False) -> Any:  # noqa: ANN401 - any JSON
+    """Return the value in a JSON file; NaN and Infinity only where they are allowed.
 
     Raises InputError with the line where the file is not strict JSON, and for a file of more than
     `max_bytes`; StorageError when it cannot be read.
@@ -36,13 +36,15 @@ def read_json(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> Any:  # noqa: A
             where=path,
             mend="Split it, or write it as JSON lines, which are read one by one.",
         )
-    return parse_json(_text(data, path), where=path)
+    return parse_json(_text(data, path), where=path, allow_nan=allow_nan)
 
 
-def parse_json(text: str, *, where: object, line: int = 1) -> Any:  # noqa: ANN401 - any JSON
+def parse_json(text: str, *, where: object, line: int = 1, allow_nan: bool = False) -> Any:  # noqa: ANN401 - any JSON
     """Return the value in `text`, whose first line is line `line` of `where`."""
     try:
-        return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse)
+        return json.loads(
+            text, object_pairs_hook=_unique, parse_constant=float if allow_nan else _refuse
+        )
     except json.JSONDecodeError as error:
         at = line + error.lineno - 1
         raise InputError(f"line {at}, column {error.colno}: {error.msg}", where=where) from None
