@@ -13,7 +13,10 @@ def test_drawn_images_are_the_same_everywhere():
     digest = hashlib.sha256()
     for index in range(8):
         digest.update(scenes.draw(scenes.scene(0, index)).tobytes())
-    assert digest.hexdigest()[:16] == "78ac81f0c94dbc44"def test_image_is_rgb_of_the_documented_size():
+    assert digest.hexdigest()[:16] == "78ac81f0c94dbc44"
+
+
+def test_image_is_rgb_of_the_documented_size():
     image = scenes.draw(scenes.scene(0, 0))
     assert image.shape == (scenes.HEIGHT, scenes.WIDTH, 3)
     assert image.dtype == np.uint8

@@ -154,7 +154,4 @@ def test_hidden_small_object_is_always_what_the_first_caption_opens_with():
 
 def test_captions_are_the_same_everywhere():
     text = "\n".join(caption for scene in SCENES[:50] for caption in scenes.captions(scene))
-    assert (
-        hashlib.sha256(text.encode()).hexdigest()
-        == "236acb62c5b5b3b3c9dfe24da4cc4b0bfec2772ffe54f4607d598d98394b6f56"
-    )
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "236acb62c5b5b3b3"
