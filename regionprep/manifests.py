@@ -101,11 +101,15 @@ class DatasetManifest(Manifest):
 
 
 class DetectorManifest(Manifest):
-    """A detector: which adapter runs it, with which weights, and how boxes are selected."""
+    """A detector: which adapter runs it, with which weights, and how boxes are selected.
+
+    `model` and `weights` are names in the library that owns the network.
+    """
 
     kind: Literal["scenes", "torchvision", "boxes", "grid", "whole"]
     licence: str = ""
     source: str = ""
+    model: str = ""
     weights: str | None = None
     min_boxes: int = Field(default=10, ge=0)
     max_boxes: int = Field(default=100, ge=1)
