@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from regionprep.errors import InputError, unknown
 from regionprep.pipeline.documents import parse_json, read_csv, read_json, read_json_lines
+from regionprep.pipeline.names import encode_path
 
 Kind = Literal["karpathy", "coco", "table"]
 
@@ -145,11 +147,12 @@ class _KarpathyImage(BaseModel):
 
 
 def _read_karpathy(path: Path) -> Iterator[Entry]:
-    images = _validated(list[_KarpathyImage], _member(read_json(path), "images", path), path)
+    images = _validated(list[_KarpathyImage], read_json(path), "images", path)
     for number, image in enumerate(images):
-        name = PurePosixPath(image.filename)
-        image_id = name.stem if image.cocoid is None else str(image.cocoid)
         where = f"{path}: images[{number}]"
+        _check_path(image.filename, where)
+        name = PurePosixPath(image.filename).stem
+        image_id = encode_path(name) if image.cocoid is None else str(image.cocoid)
         yield Entry(
             image_id=_storable(image_id, where),
             path=image.filename,
@@ -183,10 +186,9 @@ class _CocoAnnotation(BaseModel):
 
 def _read_coco(path: Path) -> Iterator[Entry]:
     data = read_json(path)
-    images = _validated(list[_CocoImage], _member(data, "images", path), path)
+    images = _validated(list[_CocoImage], data, "images", path)
     _check_unique(images, path)
-    annotations = _member(data, "annotations", path)
-    _validated(list[_CocoAnnotation], annotations, path)
+    _validated(list[_CocoAnnotation], data, "annotations", path)
     index = _coco_index(data)
     listed = {image.id for image in images}
     if strangers := [image_id for image_id in index.imgToAnns if image_id not in listed]:
@@ -198,6 +200,7 @@ def _read_coco(path: Path) -> Iterator[Entry]:
     split = _split_of_name(path)
     for image in images:
         where = f"{path}: image {image.id}"
+        _check_path(image.file_name, where)
         yield Entry(
             image_id=_storable(str(image.id), where),
             path=image.file_name,
@@ -261,10 +264,11 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def _row_entry(row: dict[str, Any], where: str) -> Entry:
     path = _column(row, PATH_COLUMNS, where)
-    if not isinstance(path, str) or not path:
-        raise InputError("the path of the image is no text or empty", where=where)
+    if not isinstance(path, str):
+        raise InputError("the path of the image is no text", where=where)
     given = row.get("image_id")
-    image_id = str(PurePosixPath(path).with_suffix("")) if given in (None, "") else str(given)
+    _check_path(path, where)
+    image_id = _stem(path) if given in (None, "") else str(given)
     split = _split(str(row.get("split") or ""), where)
     return Entry(image_id=_storable(image_id, where), path=path, where=where, split=split)
 
@@ -309,6 +313,20 @@ def _clean(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
+def _stem(path: str) -> str:
+    return encode_path(str(PurePosixPath(path).with_suffix("")))
+
+
+def _check_path(path: str, where: str) -> None:
+    """Refuse a path that no file can have."""
+    if not PurePosixPath(path).name:
+        raise InputError(f"the path '{path}' names no file", where=where)
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError:
+        raise InputError(f"the path {path!r} cannot be written as UTF-8", where=where) from None
+
+
 def _storable(text: str, where: str) -> str:
     try:
         text.encode()
@@ -317,27 +335,24 @@ def _storable(text: str, where: str) -> str:
     return text
 
 
-def _member(data: Any, key: str, path: Path) -> Any:  # noqa: ANN401 - any JSON
-    if not isinstance(data, dict) or key not in data:
-        raise InputError(f"has no '{key}'", where=path, mend=KNOWN)
-    return data[key]
-
-
 T = TypeVar("T")
 
 
-def _validated(kind: type[T], data: Any, path: Path) -> T:  # noqa: ANN401 - any JSON
-    """Return `data` as `kind`; report the first faults and how many there are."""
+def _validated(kind: type[T], data: Any, key: str, path: Path) -> T:  # noqa: ANN401 - any JSON
+    """Return what `data` has under `key` as `kind`; report the first faults and how many."""
+    if not isinstance(data, dict) or key not in data:
+        raise InputError(f"has no '{key}'", where=path, mend=KNOWN)
     try:
-        return TypeAdapter(kind).validate_python(data)
+        return TypeAdapter(kind).validate_python(data[key])
     except ValidationError as error:
         faults = error.errors()
-        first = "; ".join(
-            f"[{']['.join(str(step) for step in fault['loc'])}] {fault['msg']}"
-            for fault in faults[:3]
-        )
+        first = "; ".join(f"{key}{_place(fault['loc'])}: {fault['msg']}" for fault in faults[:3])
         more = f"; and {len(faults) - 3} more" if len(faults) > 3 else ""
         raise InputError(first + more, where=path, mend=KNOWN) from None
+
+
+def _place(steps: Iterable[int | str]) -> str:
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
 
 
 READERS = {"karpathy": _read_karpathy, "coco": _read_coco, "table": _read_table}
