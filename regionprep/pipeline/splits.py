@@ -95,9 +95,7 @@ def make_splits(
     entries = draft.read()
     _check_ids(entries)
     headers = draft.probe(entries)
-    entries = draft.match(entries, headers)
-    entries = draft.split(entries)
-    return draft.write(entries, headers)
+    return draft.write(draft.split(draft.match(entries, headers)), headers)
 
 
 def _with_rule(
@@ -145,7 +143,7 @@ class _Draft:
     def read(self) -> list[Entry]:
         """Return all images of the source, with paths below the folder of images."""
         if self.workspace.dataset.images.kind == "scenes":
-            return _scenes(self.workspace.dataset.images.seed, self.workspace.dataset.splits)
+            return self._scenes()
         _check_root(self.root)
         if self.source is None or self.source.kind is None or self.source.kind == "scenes":
             return self._walk()
@@ -154,6 +152,22 @@ class _Draft:
         if not entries:
             raise InputError("lists no image", where=", ".join(map(str, files)))
         return [self._located(entry) for entry in entries]
+
+    def _scenes(self) -> list[Entry]:
+        from regionprep import scenes
+
+        seed, rule = self.workspace.dataset.images.seed, self.workspace.dataset.splits
+        train = scenes.SPLITS["train"] if rule.train is None else rule.train
+        splits = ["train"] * train + ["val"] * rule.val + ["test"] * rule.test
+        entries = []
+        for index, split in enumerate(splits):
+            image_id = scenes.image_id(index)
+            entry = Entry(image_id, image_id, where="scenes", split=split)
+            if self.source is not None:
+                texts = scenes.captions(scenes.scene(seed, index))
+                entry.captions += [Caption(f"{image_id}#{n}", t) for n, t in enumerate(texts)]
+            entries.append(entry)
+        return entries
 
     def _walk(self) -> list[Entry]:
         entries = []
@@ -236,7 +250,9 @@ class _Draft:
         kept = []
         for caption in entry.captions:
             tokens = tokenize(caption.text) if caption.tokens is None else caption.tokens
-            if tokens:
+            # Runs of punctuation such as !! are tokens, but no caption.
+            text = caption.text if caption.tokens is None else " ".join(tokens)
+            if tokens and any(map(str.isalnum, text)):
                 kept.append(replace(caption, tokens=tokens))
         self.left_out["captions without a word"] += len(entry.captions) - len(kept)
         return replace(entry, captions=kept)
@@ -283,7 +299,7 @@ class _Draft:
 
     def _given(self, entries: Sequence[Entry], rule: SplitRule) -> list[Entry]:
         without = [entry for entry in entries if not entry.split]
-        if self.source is None:
+        if without and self.source is None:
             return [replace(entry, split="all") for entry in entries]
         if without:
             raise InputError(
@@ -376,20 +392,6 @@ def _check_ids(entries: Iterable[Entry]) -> None:
                 f"'{entry.image_id}' is '{entry.path}' ({entry.where})",
                 mend="Rename one of them, or give both an image_id.",
             )
-
-
-def _scenes(seed: int, rule: SplitRule) -> list[Entry]:
-    from regionprep import scenes
-
-    train = scenes.SPLITS["train"] if rule.train is None else rule.train
-    splits = ["train"] * train + ["val"] * rule.val + ["test"] * rule.test
-    entries = []
-    for index, split in enumerate(splits):
-        image_id = scenes.image_id(index)
-        texts = scenes.captions(scenes.scene(seed, index))
-        captions = [Caption(f"{image_id}#{place}", text) for place, text in enumerate(texts)]
-        entries.append(Entry(image_id, image_id, "scenes", split=split, captions=captions))
-    return entries
 
 
 def _drawn(entries: Sequence[Entry], rule: SplitRule) -> list[Entry]:
