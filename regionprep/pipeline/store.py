@@ -131,18 +131,22 @@ class FeatureStore:
 
     def get_batch(self, image_ids: Iterable[str]) -> Batch:
         """Return a padded copy of the rows of `image_ids`, in their order."""
-        rows = [self[image_id] for image_id in image_ids]
-        if not rows:
-            raise InputError("a batch of no images")
-        return Batch(
-            tuple(row.image_id for row in rows),
-            _mask(rows),
-            _padded([row.boxes for row in rows]),
-            _padded([row.scores for row in rows]),
-            _padded([row.classes for row in rows]),
-            None if self.feature_width is None else _padded([row.features for row in rows]),
-            np.array([(row.width, row.height) for row in rows], np.float32),
-        )
+        return pad_rows([self[image_id] for image_id in image_ids])
+
+
+def pad_rows(rows: Sequence[ImageRow]) -> Batch:
+    """Return a padded copy of rows, in their order; InputError for none."""
+    if not rows:
+        raise InputError("a batch of no images")
+    return Batch(
+        tuple(row.image_id for row in rows),
+        _mask(rows),
+        _padded([row.boxes for row in rows]),
+        _padded([row.scores for row in rows]),
+        _padded([row.classes for row in rows]),
+        None if rows[0].features is None else _padded([row.features for row in rows]),
+        np.array([(row.width, row.height) for row in rows], np.float32),
+    )
 
 
 def _open(folder: Path) -> tuple[Plan, Manifest]:
@@ -228,12 +232,13 @@ class _Part:
         if tuple(table["image_id"].to_pylist()) != plan.shard(number):
             raise _damaged(path, plan, "its image ids are not the plan's")
         self._numbers = {
-            name: table[name].to_numpy().astype(np.int32).data
+            name: _integers(table[name].combine_chunks()).data
             for name in ("width", "height", "grid_height", "grid_width")
         }
         told = zip(table["status"].to_pylist(), table["error"].to_pylist(), strict=True)
         self._told = {row: pair for row, pair in enumerate(told) if pair != ("ok", "")}
-        self._lengths = table["scores"].combine_chunks().value_lengths().to_numpy().astype(np.int64)
+        lengths = table["scores"].combine_chunks().value_lengths()
+        self._lengths = _integers(lengths).astype(np.int64)
         self._starts = np.concatenate(([0], np.cumsum(self._lengths))).data
         counts = [
             parquet.metadata.row_group(group).num_rows
@@ -278,6 +283,11 @@ class _Part:
             numbers["grid_height"][row],
             numbers["grid_width"][row],
         )
+
+
+def _integers(array: pa.Array) -> NDArray[np.int32]:
+    """Return an int32 array's values; `to_numpy` would import pandas wherever it is installed."""
+    return np.asarray(np.from_dlpack(array), np.int32)
 
 
 def _damaged(path: Path, plan: Plan, what: str) -> StorageError:

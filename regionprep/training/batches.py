@@ -22,9 +22,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from regionprep.errors import InputError, MismatchError, MissingError
 from regionprep.models import Regions
-from regionprep.pipeline.shards import command
+from regionprep.pipeline.shards import ImageRow, command
 from regionprep.pipeline.splits import read_captions, read_images
-from regionprep.pipeline.store import FeatureStore
+from regionprep.pipeline.store import FeatureStore, pad_rows
 from regionprep.pipeline.vocab import Vocabulary
 from regionprep.workspace import Workspace
 
@@ -150,7 +150,7 @@ class CaptionedImages:
         chosen = [self._choose(member, epoch) for member in members]
         inputs, targets = pad_captions(chosen, self.captions_per_image, self.vocabulary)
         tokens = sum(len(caption) + 1 for of_image in chosen for caption in of_image)
-        return Batch(ids, pad_regions(self.store, ids), inputs, targets, tokens)
+        return Batch(ids, pad_regions([self.store[key] for key in ids]), inputs, targets, tokens)
 
     def _choose(self, image: int, epoch: int) -> list[np.ndarray]:
         """Return the captions of an image for an epoch: all, or as many as asked for."""
@@ -213,21 +213,23 @@ def pad_captions(
     return torch.from_numpy(inputs), torch.from_numpy(targets)
 
 
-def pad_regions(store: FeatureStore, ids: Sequence[str]) -> Regions:
+def pad_regions(rows: Sequence[ImageRow]) -> Regions:
     """Return the regions of images, padded to the most of them and to one at least.
 
-    Features become float32; padding is zeros under a False in the mask.
+    Features become float32; padding is zeros under a False in the mask. Images of one grid keep
+    its shape.
     """
-    rows = store.get_batch(ids)
-    assert rows.features is not None, "a folder of features, not of regions"
+    padded = pad_rows(rows)
+    assert padded.features is not None, "rows of features, not of regions"
     # A batch in which nothing was found keeps one column, for no model to meet an empty axis.
-    missing = 0 if rows.mask.shape[1] else 1
+    missing = 0 if padded.mask.shape[1] else 1
+    grids = {(row.grid_height, row.grid_width) for row in rows if row.ok} - {(0, 0)}
     return Regions(
-        features=F.pad(torch.from_numpy(rows.features).float(), (0, 0, 0, missing)),
-        mask=F.pad(torch.from_numpy(rows.mask), (0, missing)),
-        boxes=F.pad(torch.from_numpy(rows.boxes), (0, 0, 0, missing)),
-        sizes=torch.from_numpy(rows.sizes),
-        grid=store.grid,
+        features=F.pad(torch.from_numpy(padded.features).float(), (0, 0, 0, missing)),
+        mask=F.pad(torch.from_numpy(padded.mask), (0, missing)),
+        boxes=F.pad(torch.from_numpy(padded.boxes), (0, 0, 0, missing)),
+        sizes=torch.from_numpy(padded.sizes),
+        grid=grids.pop() if len(grids) == 1 else None,
     )
 
 
