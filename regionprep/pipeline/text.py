@@ -76,7 +76,8 @@ PATTERNS = tuple(
         rf"{ALNUM}+",
         # Words held together. The bounds keep the time linear in text without white space.
         rf"(?:[dolDOL]'{ALNUM})?{ALNUM}[\w.,]{{0,99}}(?:-(?:[dolDOL]'{ALNUM})?{ALNUM}{{1,99}})+",
-        rf"{ALNUM}+(?:[-_/]{ALNUM}+)+",
+        rf"{ALNUM}+(?:_{ALNUM}+)+",
+        r"[A-Za-z0-9]+(?:[-/][A-Za-z0-9]+)+",
         rf"{LETTER}{ALNUM}*(?:[.!?]{LETTER}{ALNUM}*)+",
         r"[A-Z]+(?:&[A-Z]+)+",
         # Initials and abbreviations.
@@ -90,11 +91,11 @@ PATTERNS = tuple(
         r"[-+]?\d*(?:[.,:]\d+)+",
         r"[A-Z]{1,9}\$",
         # Apostrophes: contractions, elisions, decades, names.
-        rf"({LETTER}*(?![nN]){LETTER})[nN]'[tT]",
-        rf"(?i:'(?:s|m|d|re|ve|ll)|n't)(?!{LETTER})",
+        r"([A-Za-z]*(?![nN])[A-Za-z])[nN]'[tT]",
+        r"(?i:'(?:s|m|d|re|ve|ll)|n't)(?![A-Za-z])",
         r"(?i:'n'|'n$|'em|'till?|'cause|'t(?=is|was))",
         rf"'(?:\d0s|\d\d(?![\"']|{ALNUM}))",
-        rf"(?i:[djl]'|ol'|y'(?={LETTER})|c'mon|s'mores|(?:somethin|dunkin)'|nor'easter)",
+        rf"(?i:[djl]'|ol'|y'(?={LETTER}{{2}})|c'mon|s'mores|(?:somethin|dunkin)'|nor'easter)",
         rf"(?:[dlnoO]|[A-HJ-XZ])'{LETTER}{{2,}}",
         rf"{LETTER}+[aeiouyAEIOUY]'[aeiouA-Z]{LETTER}*",
         # Things of the net.
@@ -103,7 +104,7 @@ PATTERNS = tuple(
         r"@[A-Za-z_]\w*",
         r"\#[A-Za-z]+",
         r"</?[A-Za-z][^<>\s]{0,99}>",
-        rf"[:;=][-o*']?[()DPdp|](?!{ALNUM})",
+        rf"[:;=][-o*']?[()DOPdp@|](?!{ALNUM})",
         # Runs of one mark, then any character by itself.
         r"\.\.\.+|[!?]+|-+|_+|\*+|\#+|''|``",
         r"[cC]\+\+|[cCfF]\#",
