@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -231,19 +232,26 @@ def parse(schema: type[M], data: dict[str, Any], *, where: object) -> M:
 
 
 def _explain(schema: type[BaseModel], fault: Any) -> str:  # noqa: ANN401 - pydantic's own dict
-    place = ".".join(str(part) for part in fault["loc"])
+    *part, key = fault["loc"]
     if fault["type"] == "extra_forbidden":
-        fields = _fields_at(schema, fault["loc"][:-1])
-        return unknown("key", place, fields)
-    return f"{place}: {fault['msg']} (got {fault['input']!r})"
+        place = ".".join(map(str, part))
+        return (f"{place}: " if place else "") + unknown("key", str(key), _fields_at(schema, part))
+    return f"{'.'.join(map(str, fault['loc']))}: {fault['msg']} (got {fault['input']!r})"
 
 
-def _fields_at(schema: type[BaseModel], place: tuple[Any, ...]) -> list[str]:
+def _fields_at(schema: type[BaseModel], place: Sequence[int | str]) -> list[str]:
     """Return the fields of the part of `schema` that `place` leads to."""
     for step in place:
-        field = schema.model_fields.get(step) if isinstance(step, str) else None
-        inner = field.annotation if field is not None else None
-        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
-            return []
-        schema = inner
+        if isinstance(step, str) and step in schema.model_fields:
+            inner = _part_in(schema.model_fields[step].annotation)
+            if inner is None:
+                return []
+            schema = inner
     return list(schema.model_fields)
+
+
+def _part_in(annotation: Any) -> type[BaseModel] | None:  # noqa: ANN401 - any annotation
+    """Return the schema in an annotation such as `CaptionSource | None`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(filter(None, map(_part_in, get_args(annotation))), None)
