@@ -1,0 +1,109 @@
+"""A workspace is found from anywhere inside, and its files are written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from regionprep.errors import InputError, ManifestError, MissingError, StorageError
+from regionprep.manifests import DatasetManifest, ImageSource
+from regionprep.workspace import Workspace, write_bytes, write_text
+
+DATASET = DatasetManifest(name="mine", summary="Mine.", images=ImageSource(root="images"))
+
+
+def test_a_workspace_comes_back_from_its_file(tmp_path: Path):
+    made = Workspace.create(tmp_path / "a" / "b", DATASET)
+    assert Workspace.open(tmp_path / "a" / "b") == made
+
+
+def test_every_command_finds_it_from_any_folder_inside(tmp_path: Path, monkeypatch):
+    made = Workspace.create(tmp_path, DATASET)
+    deep = tmp_path / "features" / "x"
+    deep.mkdir(parents=True)
+    monkeypatch.chdir(deep)
+    assert Workspace.find() == made
+    assert Workspace.find(tmp_path) == made
+
+
+def test_outside_of_any_workspace_the_command_that_makes_one_is_named(tmp_path: Path):
+    with pytest.raises(MissingError, match=r"no workspace.yaml here .*\n.*prep init"):
+        Workspace.find(tmp_path)
+
+
+def test_all_faults_of_its_file_are_told_together(tmp_path: Path):
+    (tmp_path / "workspace.yaml").write_text("name: x\nsummary: x\nimages: {rot: y, seed: one}\n")
+    with pytest.raises(ManifestError) as caught:
+        Workspace.open(tmp_path)
+    message = str(caught.value)
+    assert "images: unknown key 'rot'. Did you mean 'root'?" in message
+    assert "images.seed" in message
+
+
+def test_another_dataset_does_not_take_its_place(tmp_path: Path):
+    Workspace.create(tmp_path, DATASET)
+    with pytest.raises(InputError, match="holds another workspace"):
+        Workspace.create(tmp_path, DATASET.model_copy(update={"name": "other"}))
+    assert Workspace.open(tmp_path).dataset == DATASET
+
+
+def test_an_unchanged_choice_touches_no_file(tmp_path: Path):
+    made = Workspace.create(tmp_path, DATASET)
+    stamp = (tmp_path / "workspace.yaml").stat().st_mtime_ns
+    made.save()
+    assert (tmp_path / "workspace.yaml").stat().st_mtime_ns == stamp
+
+
+def test_folders_follow_the_design(tmp_path: Path):
+    made = Workspace(tmp_path, DATASET)
+    assert made.regions("d") == tmp_path / "regions/d"
+    assert made.features("d", "b") == tmp_path / "features/d/b"
+    assert made.run("r") == tmp_path / "runs/r"
+    assert made.image_root() == tmp_path / "images"
+
+
+def test_a_file_is_replaced_whole(tmp_path: Path):
+    path = tmp_path / "file"
+    write_text(path, "é" * 10)
+    write_bytes(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("fails", ["fsync", "replace"])
+def test_a_write_that_fails_leaves_the_old_file_and_says_what_it_needs(
+    tmp_path: Path, monkeypatch, fails: str
+):
+    path = tmp_path / "file"
+    write_bytes(path, b"old")
+
+    def full(*_arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(*((os, "fsync") if fails == "fsync" else (Path, "replace")), full)
+    with pytest.raises(StorageError, match=r"No space left .* \(3 bytes needed, \d+ free\)"):
+        write_bytes(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]
+
+
+def test_what_dead_processes_left_is_swept_and_what_living_ones_write_is_not(tmp_path: Path):
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    leftover, busy = tmp_path / f".file.{dead.pid}.tmp", tmp_path / ".file.1.tmp"
+    foreign = tmp_path / ".file.notes.tmp"
+    for file in (leftover, busy, foreign):
+        file.touch()
+    write_bytes(tmp_path / "file", b"x")
+    assert not leftover.exists()
+    assert busy.exists()
+    assert foreign.exists()
+
+
+def test_a_folder_that_is_not_there_is_an_error_that_names_it(tmp_path: Path):
+    with pytest.raises(StorageError, match="nowhere"):
+        write_bytes(tmp_path / "nowhere" / "file", b"x")
