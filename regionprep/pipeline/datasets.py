@@ -67,11 +67,7 @@ def _chosen(dataset: str | None, images: Path | None, captions: Sequence[Path]) 
     folder = images.absolute()
     name = re.sub(r"[^A-Za-z0-9_.\-]+", "-", folder.name).lstrip("_.-") or "images"
     what = "Images and captions" if captions else "Images"
-    return DatasetManifest(name=name, summary=f"{what} in {_printable(folder)}.")
-
-
-def _printable(path: Path) -> str:
-    return str(path).encode(errors="replace").decode()
+    return DatasetManifest(name=name, summary=f"{what} in the folder '{name}'.")
 
 
 def _resolved(

@@ -102,6 +102,12 @@ def read_captions(workspace: Workspace) -> list[CaptionRecord]:
     Raises MissingError when there is none, StorageError when it is damaged or when it was made
     for other images than those in `images.parquet`.
     """
+    if workspace.images.exists() and not workspace.captions.exists():
+        raise MissingError(
+            "this workspace has images only, and no captions",
+            where=workspace.root,
+            mend="Make one with captions: `prep init DIR --images FOLDER --captions FILE`.",
+        )
     columns, fingerprint = _read(workspace.captions, CAPTIONS)
     if fingerprint != dataset_fingerprint(workspace):
         raise StorageError(

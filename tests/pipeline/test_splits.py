@@ -348,7 +348,7 @@ def test_a_bare_folder_is_one_split_and_has_no_captions(tmp_path: Path):
     ]
     assert outcome.left_out == Counter({"files that are not named like images": 2})
     assert not workspace.captions.exists()
-    with pytest.raises(MissingError, match="prep splits"):
+    with pytest.raises(MissingError, match="images only, and no captions"):
         read_captions(workspace)
 
 
