@@ -115,7 +115,7 @@ PATTERNS = tuple(
 ENTITIES = {"amp": "&", "lt": "<", "gt": ">", "quot": '"', "apos": "'", "nbsp": " "}
 _ENTITY = re.compile(r"&(amp|lt|gt|quot|apos|nbsp);", re.IGNORECASE)
 _NUMBERED = re.compile(rf"\b({NUMBERED_ABBREVIATIONS})\.\s+(?=\d)", re.IGNORECASE)
-_SENTENCE_END = re.compile(rf"(?<![\w.])([A-Za-z])\.(?=\s*$|\s+(?:{SENTENCE_STARTS})\s)")
+_SENTENCE_END = re.compile(rf"(?<!\w)(?<!\w\.)([A-Za-z])\.(?=\s*$|\s+(?:{SENTENCE_STARTS})\s)")
 
 _REPLACEMENTS = {
     **dict.fromkeys(["\u00ad", *map(chr, range(0xFE00, 0xFE10))], ""),

@@ -121,9 +121,9 @@ class TestAgainstStanford:
     @pytest.mark.parametrize(
         ("characters", "agreement"),
         [
-            (" ..,,''\"\"--()!?/&:;0123456789stdnm", 0.998),
+            (" ..,,''\"\"--()!?/&:;0123456789stdnm", 0.997),
             (string.printable[:95], 0.997),
-            ("“”–—…éñü½£€°×•™漢字русский😀❤\t\u200b\u00a0", 0.99),
+            ("“”–—…éñü½£€°×•™漢字русский😀❤\t\u200b\u00a0", 0.997),
         ],
         ids=["punctuation", "ascii", "unicode"],
     )
