@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import hypothesis
 import jaxtyping
 import pytest
 
 # Before the first import of a model: every shape in a signature is enforced from here on.
 jaxtyping.install_import_hook("regionprep.models", "beartype.beartype")
+
+# A busy machine is no fault of the code: the suite has a timeout, an example has none.
+hypothesis.settings.register_profile("regionprep", deadline=None)
+hypothesis.settings.load_profile("regionprep")
 
 ROOT = Path(__file__).parent.parent
 
