@@ -68,6 +68,26 @@ class Outcome:
     seconds: float
     folder: Path
 
+    @property
+    def failed(self) -> int:
+        """Return how many images could not be used."""
+        return self.statuses.total() - self.statuses["ok"]
+
+    def __str__(self) -> str:
+        rate = f", {self.images / self.seconds:,.0f} images/s" if not self.shards_kept else ""
+        made = f"{self.shards_made} shards made in {self.seconds:.1f} s{rate}"
+        kept = f"{self.shards_kept} shards were there" if self.shards_kept else ""
+        state = ", ".join(part for part in (made if self.shards_made else "", kept) if part)
+        lines = [
+            f"{self.images:,} images, {self.regions:,} regions in {self.folder}: {state}"
+            + ("" if self.shards_made else "; nothing to do")
+        ]
+        faults = sorted((status, n) for status, n in self.statuses.items() if status != "ok")
+        if faults:
+            reasons = ", ".join(f"{number:,} {status}" for status, number in faults)
+            lines.append(f"  {self.failed:,} images could not be used: {reasons}")
+        return "\n".join(lines)
+
 
 def run_plan(
     plan: Plan,
@@ -136,8 +156,6 @@ def _adopt(plan: Plan, folder: Path, *, force: bool) -> Plan:
     if present is not None:
         plan.require_same(present, folder)
         return present
-    # Parts without a plan tell no story that could be gone on with.
-    _clear(folder)
     with storage_guard(folder / PLAN, lambda: 64 * len(plan.image_ids)):
         plan.write(folder)
     return plan
@@ -195,6 +213,7 @@ def _make(
     progress: bool,
 ) -> None:
     stage = factory()
+    _check_columns(folder, stage.schema, records)
     names = (image_id for shard in todo for image_id in plan.shard(shard))
     done = sum(part.rows for part in records.values())
     with (
@@ -207,6 +226,17 @@ def _make(
                     writer.add(row)
                     advance()
                 records[shard] = writer.commit()
+
+
+def _check_columns(folder: Path, columns: Columns, records: dict[int, PartRecord]) -> None:
+    for part in islice(records.values(), 1):
+        footer = Footer.read(folder / part.file)
+        if footer is not None and footer.columns != columns:
+            raise MismatchError(
+                f"holds {footer.columns}, and {columns} would be added under the same settings",
+                where=folder,
+                mend="Start over with --force.",
+            )
 
 
 # What became of reading an image: its id, and the item or the fault.

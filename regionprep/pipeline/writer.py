@@ -11,11 +11,10 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -121,26 +120,23 @@ class PartWriter:
         self._bytes = 0
 
     def __enter__(self) -> PartWriter:
-        with self._guard():
-            self._file = self.temporary.open("wb", buffering=0)
-        self.sink = Sink(self._file)
-        self._writer = pq.ParquetWriter(
-            self.sink, schema(self.columns).with_metadata(self._provenance()), **LAYOUT
-        )
+        with ExitStack() as undo, self._guard():
+            undo.callback(self.temporary.unlink, missing_ok=True)
+            self.sink = Sink(undo.enter_context(self.temporary.open("wb", buffering=0)))
+            described = schema(self.columns).with_metadata(self._provenance())
+            self._writer = pq.ParquetWriter(self.sink, described, **LAYOUT)
+            undo.callback(self._abandon)
+            self._undo = undo.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
+        self._undo.close()
+
+    def _abandon(self) -> None:
+        """Close the writer where it was not: its destructor would do so, and loudly."""
         self.sink.failed = True
-        # Closed in any case, for its destructor would do so, loudly.
         with suppress(Exception):
             self._writer.close()
-        self._file.close()
-        self.temporary.unlink(missing_ok=True)
 
     def add(self, row: ImageRow) -> None:
         """Append the next row of the plan."""
@@ -163,7 +159,7 @@ class PartWriter:
         with self._guard():
             self._writer.add_key_value_metadata({COUNTS: json.dumps(self.counts.content())})
             self._writer.close()
-            os.fsync(self._file.fileno())
+            os.fsync(self.sink.file.fileno())
             self._check()
             self.temporary.replace(self.final)
             sync_folder(self.final.parent)
@@ -187,7 +183,8 @@ class PartWriter:
         size = self.temporary.stat().st_size
         if size != self.sink.bytes or footer is None or not footer.is_of(self.plan, self.shard):
             raise StorageError("was not written as it was meant to be", where=self.temporary)
-        ids = pq.read_table(self.temporary, columns=["image_id"], use_threads=False)
+        with pq.ParquetFile(self.temporary, pre_buffer=False) as parquet:
+            ids = parquet.read(["image_id"], use_threads=False)
         if tuple(ids["image_id"].to_pylist()) != self.ids:
             raise StorageError("was not written as it was meant to be", where=self.temporary)
 
@@ -230,7 +227,7 @@ def to_table(rows: Sequence[ImageRow], columns: Columns) -> pa.Table:
     filled = [
         _list_array(arrays[name], offsets, target.field(name).type)
         if name in arrays
-        else pa.array([getattr(row, name) for row in rows], target.field(name).type)
+        else _array([getattr(row, name) for row in rows], target.field(name).type)
         for name in target.names
     ]
     return pa.Table.from_arrays(filled, schema=target)
@@ -240,15 +237,35 @@ def _joined(arrays: Sequence[Any], dtype: Any) -> NDArray[Any]:  # noqa: ANN401
     return np.concatenate([np.asarray(array, dtype) for array in arrays])
 
 
+# Arrow arrays from buffers: `pa.array` would import pandas wherever it is installed.
+
+
+def _array(values: Sequence[Any], type_: pa.DataType) -> pa.Array:
+    """Return integers or strings as an Arrow array."""
+    if type_ == pa.int32():
+        return _flat(np.array(values, np.int32), type_)
+    encoded = [value.encode() for value in values]
+    offsets = np.zeros(len(values) + 1, np.int32)
+    np.cumsum([len(text) for text in encoded], out=offsets[1:])
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded))]
+    return pa.Array.from_buffers(type_, len(values), buffers)
+
+
 def _list_array(
     values: NDArray[Any], offsets: NDArray[np.int32], type_: pa.ListType
 ) -> pa.ListArray:
     element = type_.value_type
-    leaf = element.value_type if pa.types.is_fixed_size_list(element) else element
-    flat = pa.Array.from_buffers(leaf, values.size, [None, pa.py_buffer(values)])
     if pa.types.is_fixed_size_list(element):
-        flat = pa.FixedSizeListArray.from_arrays(flat, type=element)
-    return pa.ListArray.from_arrays(pa.array(offsets), flat, type=type_)
+        vectors = _flat(values, element.value_type)
+        children = pa.FixedSizeListArray.from_arrays(vectors, type=element)
+    else:
+        children = _flat(values, element)
+    buffers = [None, pa.py_buffer(offsets)]
+    return pa.Array.from_buffers(type_, len(offsets) - 1, buffers, children=[children])
+
+
+def _flat(values: NDArray[Any], type_: pa.DataType) -> pa.Array:
+    return pa.Array.from_buffers(type_, values.size, [None, pa.py_buffer(values)])
 
 
 def _check_shapes(row: ImageRow, columns: Columns) -> None:

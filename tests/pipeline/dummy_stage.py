@@ -81,3 +81,8 @@ def same_rows(first, second):
         else:
             assert one.dtype == two.dtype and one.shape == two.shape, name
             np.testing.assert_array_equal(one, two)
+
+
+def read_features(store, names, queue):
+    """Put what a child process reads into a queue; here, where a spawned one imports little."""
+    queue.put([np.array(store[name].features) for name in names])

@@ -15,7 +15,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from dummy_stage import COLUMNS, DummyStage, contents, plan, row, same_rows
+from dummy_stage import COLUMNS, DummyStage, contents, plan, read_features, row, same_rows
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -202,10 +202,6 @@ def test_an_unknown_id_is_a_key_error_that_names_it(folder):
         FeatureStore(folder)["image-99"]
 
 
-def read_features(store, names, queue):
-    queue.put([np.array(store[name].features) for name in names])
-
-
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
 def test_a_store_works_in_child_processes(folder, method):
@@ -267,10 +263,14 @@ def test_a_reader_keeps_its_values_while_parts_are_replaced(folder):
     np.testing.assert_array_equal(before.features, copy)
 
 
-def test_reading_imports_no_torch():
-    code = "import sys, regionprep; regionprep.FeatureStore; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+def test_reading_imports_neither_torch_nor_pandas(folder):
+    code = (
+        "import sys, regionprep; store = regionprep.FeatureStore(sys.argv[1]);"
+        "store[store.ids[0]]; print({'torch', 'pandas', 'PIL', 'rich'} & sys.modules.keys())"
+    )
+    command = [sys.executable, "-c", code, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
 
 
 # What is not finished, or not whole.
