@@ -163,7 +163,7 @@ def _read_karpathy(path: Path) -> Iterator[Entry]:
                 Caption(
                     f"{image_id}#{place}" if sentence.sentid is None else str(sentence.sentid),
                     _clean(sentence.raw or " ".join(sentence.tokens or ())),
-                    None if sentence.tokens is None else [_clean(t) for t in sentence.tokens],
+                    _clean_tokens(sentence.tokens),
                 )
                 for place, sentence in enumerate(image.sentences)
             ],
@@ -310,7 +310,15 @@ def _split(name: str, where: str) -> str:
 
 def _clean(text: str) -> str:
     """Replace halves of surrogate pairs, which JSON escapes can spell and UTF-8 cannot store."""
+    if text.isascii():  # nearly all are, and COCO has seven million tokens
+        return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _clean_tokens(tokens: list[str] | None) -> list[str] | None:
+    if tokens is None or "".join(tokens).isascii():
+        return tokens
+    return [_clean(token) for token in tokens]
 
 
 def _stem(path: str) -> str:

@@ -26,6 +26,7 @@ from regionprep.pipeline.names import encode_path
 from regionprep.pipeline.tables import (
     CaptionRecord,
     ImageRecord,
+    collector_paused,
     dataset_fingerprint,
     read_captions,
     read_images,
@@ -92,10 +93,11 @@ def make_splits(
     Raises InputError for whatever is wrong with the images or captions; nothing is written then.
     """
     draft = _Draft(_with_rule(workspace, restval, seed, train, val, test), skip_unmatched)
-    entries = draft.read()
-    _check_ids(entries)
-    headers = draft.probe(entries)
-    return draft.write(draft.split(draft.match(entries, headers)), headers)
+    with collector_paused():
+        entries = draft.read()
+        _check_ids(entries)
+        headers = draft.probe(entries)
+        return draft.write(draft.split(draft.match(entries, headers)), headers)
 
 
 def _with_rule(
