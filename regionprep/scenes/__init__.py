@@ -5,8 +5,8 @@ Nothing is downloaded or stored: scene `index` of a `seed` is the same image eve
 
 from regionprep.scenes.draw import draw
 from regionprep.scenes.grammar import captions
-from regionprep.scenes.layout import CLASSES, COLOURS, HEIGHT, WIDTH, Scene, boxes, image_id, scene
-from regionprep.scenes.shapes import SHAPES, TEXTURES
+from regionprep.scenes.layout import CLASSES, HEIGHT, WIDTH, Scene, boxes, image_id, scene
+from regionprep.scenes.shapes import COLOURS, SHAPES, TEXTURES
 
 SPLITS = {"train": 4000, "val": 500, "test": 500}
 """The default sizes of the splits, in the order in which they take scenes from index 0 on."""

@@ -17,8 +17,8 @@ from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
 from torchvision.ops import MultiScaleRoIAlign
 
-from regionprep.scenes.layout import CLASSES, COLOURS, HEIGHT, SIZES, WIDTH
-from regionprep.scenes.shapes import TEXTURES
+from regionprep.scenes.layout import CLASSES, HEIGHT, SIZES, WIDTH
+from regionprep.scenes.shapes import COLOURS, TEXTURES
 
 WEIGHTS = Path(__file__).with_name("detector.safetensors")
 """The shipped weights; their metadata tell the command, seed and AP50."""

@@ -6,18 +6,8 @@ import numpy as np
 from jaxtyping import Int32, UInt8
 
 from regionprep.scenes.layout import HEIGHT, WIDTH, Scene, Thing
-from regionprep.scenes.shapes import FULL, inks
+from regionprep.scenes.shapes import FULL, PALETTE, inks
 
-PALETTE = {
-    "red": (214, 40, 45),
-    "orange": (247, 134, 24),
-    "yellow": (245, 208, 30),
-    "green": (50, 155, 65),
-    "blue": (42, 98, 214),
-    "purple": (132, 58, 178),
-    "pink": (246, 130, 186),
-    "brown": (122, 78, 46),
-}
 _PATTERN = 246
 _FADE = 14
 """How much darker the backdrop is at the bottom than at the top."""

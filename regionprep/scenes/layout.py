@@ -16,10 +16,9 @@ from jaxtyping import Float32, Int32
 
 from regionprep.scenes.dice import Dice
 from regionprep.scenes.relations import Square, between, direction, inside
-from regionprep.scenes.shapes import SHAPES, TEXTURES, silhouette
+from regionprep.scenes.shapes import COLOURS, SHAPES, TEXTURES, silhouette
 
 WIDTH, HEIGHT = 192, 144
-COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown")
 SIZES = {"large": (56, 70), "medium": (32, 42), "small": (20, 26)}
 """The sides of an object of each size, in pixels."""
 CLASSES = SHAPES

@@ -1,4 +1,4 @@
-"""What each shape and texture looks like: coverage masks, made once a size and then kept.
+"""What each shape, texture and colour looks like: masks are made once a size and then kept.
 
 Every mask comes from comparisons on a grid of sample points, with no function but + - * /, and
 counts the samples of each pixel: the same integers on every platform.
@@ -62,14 +62,27 @@ _SHAPES: dict[str, Callable[[Points, Points], Samples]] = {
 
 # Textures repeat by the pixel, whatever the object's size; x and y count pixels from its middle.
 _TEXTURES: dict[str, Callable[[Points, Points], Samples]] = {
-    "plain": lambda x, y: (x != x) & (y != y),
+    "plain": lambda x, y: np.zeros(np.broadcast_shapes(x.shape, y.shape), dtype=bool),
     "striped": lambda x, y: (x + y) % 9 < 3.5,
     "dotted": lambda x, y: (x % 8 - 4) * (x % 8 - 4) + (y % 8 - 4) * (y % 8 - 4) < 6.5,
     "checkered": lambda x, y: (x % 12 < 6) != (y % 12 < 6),
 }
 
+PALETTE = {
+    "red": (214, 40, 45),
+    "orange": (247, 134, 24),
+    "yellow": (245, 208, 30),
+    "green": (50, 155, 65),
+    "blue": (42, 98, 214),
+    "purple": (132, 58, 178),
+    "pink": (246, 130, 186),
+    "brown": (122, 78, 46),
+}
+"""The red, green and blue of each colour."""
+
 SHAPES = tuple(_SHAPES)
 TEXTURES = tuple(_TEXTURES)
+COLOURS = tuple(PALETTE)
 
 
 @functools.cache

@@ -12,7 +12,6 @@ import io
 import itertools
 import os
 import platform
-import shlex
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -136,9 +135,12 @@ def _parser() -> argparse.ArgumentParser:
 
 def _command(options: argparse.Namespace) -> str:
     """Return the command that makes these weights again, all settings but the path spelt out."""
-    settings = (f"--{name.replace('_', '-')} {value}" for name, value in vars(options).items()
-                if name != "output")  # fmt: skip
-    return shlex.join(["python", "-m", "regionprep.scenes.train", *" ".join(settings).split()])
+    settings = [
+        f"--{name.replace('_', '-')} {value}"
+        for name, value in vars(options).items()
+        if name != "output"
+    ]
+    return " ".join(["python -m regionprep.scenes.train", *settings])
 
 
 def _batches(size: int) -> Iterator[list[Scene]]:
