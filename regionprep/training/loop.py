@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from regionprep.errors import InputError, TrainingError, unknown
-from regionprep.manifests import ModelManifest, TrainingRecipe
+from regionprep.manifests import ModelManifest, TrainingRecipe, parse
 from regionprep.models import beam_search
 from regionprep.pipeline.claim import claimed, terminable
 from regionprep.pipeline.devices import choose_device
@@ -95,26 +95,27 @@ def train(
     vocabulary = load_vocabulary(workspace)
     boxes = require_own_boxes(workspace, store, detector)
     model = resolve(manifest, preset, epochs=epochs, batch_images=batch_images)
-    config = RunConfig(
-        name=name or (manifest.name if preset == "base" else f"{manifest.name}-{preset}"),
-        model=model,
-        preset=preset,
-        dataset=vocabulary.dataset,
-        detector=detector,
-        backbone=backbone,
-        features=store.fingerprint,
-        boxes=boxes,
-        feature_width=store.feature_width or 0,
-        vocabulary=vocabulary.fingerprint,
-        vocabulary_size=vocabulary.size,
-        max_length=vocabulary.max_length,
-        seed=seed,
-        precision=precision,
-        max_steps=max_steps,
-        select_by=select_by or ("cider_d" if score else "loss"),
-        beam_size=beam_size,
-        versions=versions(),
-    )
+    chosen = {
+        "name": name or (manifest.name if preset == "base" else f"{manifest.name}-{preset}"),
+        "model": model,
+        "preset": preset,
+        "dataset": vocabulary.dataset,
+        "detector": detector,
+        "backbone": backbone,
+        "features": store.fingerprint,
+        "boxes": boxes,
+        "feature_width": store.feature_width,
+        "vocabulary": vocabulary.fingerprint,
+        "vocabulary_size": vocabulary.size,
+        "max_length": vocabulary.max_length,
+        "seed": seed,
+        "precision": precision,
+        "max_steps": max_steps,
+        "select_by": select_by or ("cider_d" if score else "loss"),
+        "beam_size": beam_size,
+        "versions": versions(),
+    }
+    config = parse(RunConfig, chosen, where="the run's configuration")
     data = open_data(
         workspace,
         store,

@@ -50,15 +50,15 @@ class RunConfig(Part):
     backbone: str
     features: str
     boxes: str
-    feature_width: int
+    feature_width: int = Field(ge=1)
     vocabulary: str
     vocabulary_size: int
     max_length: int
-    seed: int
+    seed: int = Field(ge=0)
     precision: Precision
-    max_steps: int | None
+    max_steps: int | None = Field(ge=1)
     select_by: str
-    beam_size: int
+    beam_size: int = Field(ge=1)
     versions: dict[str, str]
 
     def binding(self) -> dict[str, Any]:
