@@ -13,6 +13,7 @@ from regionprep.errors import InputError, MissingError, StorageError
 from regionprep.manifests import DatasetManifest, parse, read_yaml
 
 FILE = "workspace.yaml"
+MAKE = "Make a workspace with `prep init DIR --dataset NAME`, then work inside it."
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ class Workspace:
         """Return the workspace in `root`, or raise what is wrong with its file."""
         root = root.absolute()
         file = root / FILE
+        if not file.is_file():
+            raise MissingError(f"no {FILE} here", where=root, mend=MAKE)
         return cls(root, parse(DatasetManifest, read_yaml(file), where=file))
 
     @classmethod
@@ -61,11 +64,7 @@ class Workspace:
         for folder in (start, *start.parents):
             if (folder / FILE).is_file():
                 return cls.open(folder)
-        raise MissingError(
-            f"no {FILE} here or in any folder above",
-            where=start,
-            mend="Make a workspace with `prep init DIR --dataset NAME`, then work inside it.",
-        )
+        raise MissingError(f"no {FILE} here or in any folder above", where=start, mend=MAKE)
 
     @property
     def images(self) -> Path:

@@ -31,8 +31,9 @@ def test_every_command_finds_it_from_any_folder_inside(tmp_path: Path, monkeypat
 
 
 def test_outside_of_any_workspace_the_command_that_makes_one_is_named(tmp_path: Path):
-    with pytest.raises(MissingError, match=r"no workspace.yaml here .*\n.*prep init"):
-        Workspace.find(tmp_path)
+    for way in (Workspace.find, Workspace.open):
+        with pytest.raises(MissingError, match=r"no workspace.yaml here.*\n.*prep init"):
+            way(tmp_path)
 
 
 def test_all_faults_of_its_file_are_told_together(tmp_path: Path):

@@ -307,7 +307,7 @@ class _Draft:
             raise InputError(
                 f"{len(without):,} of {len(entries):,} images have no split "
                 f"({_some([entry.path for entry in without])})",
-                where=without[0].where,
+                where=", ".join(self.source.files) if self.source else None,
                 mend="Draw the splits: `prep splits --val N --test N`.",
             )
         restval = sum(entry.split == "restval" for entry in entries)
