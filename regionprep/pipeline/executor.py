@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -318,7 +319,7 @@ def _finite(row: ImageRow, columns: Columns) -> ImageRow:
             row = replace(row, features=np.asarray(row.features, columns.dtype))
     for name in ("features", "boxes", "scores"):
         values = getattr(row, name)
-        if values is not None and not np.isfinite(values).all():
+        if values is not None and not _all_finite(values):
             count = int((~np.isfinite(values)).sum())
             fault = ImageFault(
                 "not_finite",
@@ -328,6 +329,14 @@ def _finite(row: ImageRow, columns: Columns) -> ImageRow:
             )
             return _failed(row.image_id, fault, columns)
     return row
+
+
+def _all_finite(values: NDArray[Any]) -> bool:
+    if values.dtype == np.float16:
+        # All exponent bits set is NaN or infinity; ten times faster than `isfinite` on float16.
+        bits = np.ascontiguousarray(values).view(np.uint16) & 0x7FFF
+        return bool(bits.max(initial=0) < 0x7C00)
+    return bool(np.isfinite(values).all())
 
 
 class _Rate(ProgressColumn):
