@@ -381,9 +381,20 @@ def _check_root(root: Path) -> None:
 
 
 def _check_ids(entries: Iterable[Entry]) -> None:
-    """Refuse ids that are the same once written alike: 7 and 007, composed and decomposed."""
+    """Refuse one file under two ids, which could be in train and test, and one id for two files.
+
+    Ids are the same once written alike: 7 and 007, composed and decomposed letters.
+    """
     seen: dict[str, Entry] = {}
+    by_path: dict[str, Entry] = {}
     for entry in entries:
+        other = by_path.setdefault(entry.path, entry)
+        if other is not entry:
+            raise InputError(
+                f"the file '{entry.path}' has two ids: '{other.image_id}' ({other.where}) "
+                f"and '{entry.image_id}' ({entry.where})",
+                mend="Give all its captions one image_id.",
+            )
         normal = unicodedata.normalize("NFC", entry.image_id)
         if normal.isascii() and normal.isdecimal():
             normal = normal.lstrip("0")

@@ -276,6 +276,17 @@ def test_ids_that_are_the_same_once_written_alike_are_refused(
     assert f"'{second}' is '1/{second}.png'" in str(caught.value)
 
 
+def test_one_file_under_two_ids_is_refused_for_it_could_be_in_two_splits(place: Place):
+    photograph(place.images / "a.jpg")
+    rows = [
+        {"path": path, "image_id": number, "caption": "x", "split": split}
+        for number, path, split in ((1, "a.jpg", "train"), (2, "./a.jpg", "test"))
+    ]
+    place.captions.write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(InputError, match=r"'a.jpg' has two ids: '1' \(.*line 1\) and '2' \("):
+        make_splits(place.workspace())
+
+
 def test_a_source_without_splits_asks_to_draw_them(place: Place):
     workspace = place.table("a.jpg,one,", "b.jpg,two,")
     with pytest.raises(InputError, match=r"2 of 2 images have no split .*\n.*--val N --test N"):
