@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+
 from pathlib import Path
 
 import hypothesis
@@ -21,10 +22,10 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.fixture(scope="session", autouse=True)
 def _few_threads() -> None:
-    """Keep torch from starting more threads than small tests can use."""
+    """Keep torch to one thread: on small tensors and a busy machine two take far longer."""
     import torch
 
-    torch.set_num_threads(min(2, os.cpu_count() or 1))
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
