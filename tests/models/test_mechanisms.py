@@ -1,0 +1,251 @@
+"""The contract of every attention mechanism in the registry."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from regionprep.errors import InputError
+from regionprep.models import attention
+from regionprep.models.attention import MECHANISMS, Layout, MemoryCache, WordCache
+
+WIDTH, HEADS = 16, 4
+SIDES = ["encoder", "decoder"]
+
+every = pytest.mark.parametrize("name", MECHANISMS)
+both = pytest.mark.parametrize("side", SIDES)
+
+
+def mechanism(name, side="encoder", dropout=0.0):
+    torch.manual_seed(0)
+    options = {"dropout": 0.0} if dropout == 0 else {}
+    decoder = side == "decoder"
+    return attention.build(
+        name, width=WIDTH, heads=HEADS, dropout=dropout, decoder=decoder, options=options
+    )
+
+
+def layout(images, keys):
+    corner = torch.rand(images, keys, 2) * 50
+    return Layout(torch.cat([corner, corner + 10], -1), torch.full((images, 2), 64.0))
+
+
+def over_regions(module, x, mask, where):
+    return module(x, x, x, mask=mask, query_mask=mask, layout=where)
+
+
+@every
+@both
+def test_output_has_the_shape_of_the_query(name, side):
+    module, x = mechanism(name, side), torch.randn(2, 5, WIDTH)
+    assert module(x, x, x, layout=layout(2, 5)).shape == (2, 5, WIDTH)
+    query = torch.randn(6, 3, WIDTH)
+    assert module(query, x, x, layout=layout(2, 5)).shape == (6, 3, WIDTH)
+
+
+@every
+@both
+def test_masked_regions_are_ignored(name, side):
+    module, x, where = mechanism(name, side), torch.randn(2, 5, WIDTH), layout(2, 5)
+    mask = torch.tensor([[True, True, True, False, False], [True] * 5])
+    expected = over_regions(module, x, mask, where)[mask]
+    changed, boxes = x.clone(), where.boxes.clone()
+    changed[~mask], boxes[~mask] = 1e3, 0.0
+    got = over_regions(module, changed, mask, Layout(boxes, where.sizes))[mask]
+    torch.testing.assert_close(got, expected)
+
+
+@every
+@both
+def test_batch_mates_and_padding_are_ignored(name, side):
+    module, x, where = mechanism(name, side), torch.randn(3, 5, WIDTH), layout(3, 5)
+    mask = torch.arange(5) < torch.tensor([[3], [5], [1]])
+    together = over_regions(module, x, mask, where)[:1, :3]
+    alone = Layout(where.boxes[:1, :3], where.sizes[:1])
+    torch.testing.assert_close(over_regions(module, x[:1, :3], mask[:1, :3], alone), together)
+
+
+@every
+@both
+def test_rows_that_share_keys_are_as_if_each_had_its_own(name, side):
+    module = mechanism(name, side)
+    query, memory = torch.randn(6, 3, WIDTH), torch.randn(2, 5, WIDTH)
+    mask = torch.arange(5) < torch.tensor([[3], [5]])
+    words = torch.arange(3) < torch.tensor([[1], [3], [2], [3], [3], [1]])
+    where = layout(2, 5)
+    shared = module(query, memory, memory, mask=mask, query_mask=words, layout=where)
+    own = memory.repeat_interleave(3, 0)
+    spread = Layout(where.boxes.repeat_interleave(3, 0), where.sizes.repeat_interleave(3, 0))
+    separate = module(
+        query, own, own, mask=mask.repeat_interleave(3, 0), query_mask=words, layout=spread
+    )
+    torch.testing.assert_close(shared[words], separate[words])
+
+
+@every
+@both
+def test_images_without_regions_give_finite_numbers_and_gradients(name, side):
+    module = mechanism(name, side)
+    for keys in (0, 4):
+        x = torch.randn(2, keys, WIDTH, requires_grad=True)
+        mask = torch.zeros(2, keys, dtype=torch.bool)
+        mask[1] = True
+        output = over_regions(module, x, mask, layout(2, keys))
+        output.sum().backward()
+        assert output.isfinite().all() and x.grad.isfinite().all()
+        assert all(p.grad.isfinite().all() for p in module.parameters() if p.grad is not None)
+
+
+@every
+@both
+def test_a_query_that_may_look_at_nothing_takes_nothing(name, side):
+    module, x = mechanism(name, side), torch.randn(2, 4, WIDTH)
+    nothing = torch.zeros(2, 4, dtype=torch.bool)
+    output = over_regions(module, x, nothing, layout(2, 4))
+    torch.testing.assert_close(output, module.output.bias.expand_as(output))
+
+
+@every
+@both
+def test_all_weights_get_finite_gradients(name, side):
+    module, x = mechanism(name, side), torch.randn(2, 5, WIDTH)
+    module(x, x, x, layout=layout(2, 5)).square().sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in module.parameters())
+
+
+@every
+@both
+def test_evaluation_is_deterministic_and_training_is_not(name, side):
+    module, x, where = mechanism(name, side, dropout=0.5), torch.randn(2, 5, WIDTH), layout(2, 5)
+    assert not torch.equal(module(x, x, x, layout=where), module(x, x, x, layout=where))
+    module.eval()
+    assert torch.equal(module(x, x, x, layout=where), module(x, x, x, layout=where))
+
+
+@every
+def test_weights_round_trip(name):
+    module, x = mechanism(name).eval(), torch.randn(2, 5, WIDTH)
+    torch.manual_seed(1)
+    other = attention.build(name, width=WIDTH, heads=HEADS)
+    other.load_state_dict(module.state_dict())
+    where = layout(2, 5)
+    assert torch.equal(other.eval()(x, x, x, layout=where), module(x, x, x, layout=where))
+
+
+@every
+def test_export_computes_the_same(name):
+    module, x, where = mechanism(name).eval(), torch.randn(2, 5, WIDTH), layout(2, 5)
+    mask = torch.arange(5) < torch.tensor([[3], [5]])
+
+    class Exported(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = module
+
+        def forward(self, x, mask, boxes, sizes):
+            return over_regions(self.inner, x, mask, Layout(boxes, sizes))
+
+    arguments = (x, mask, where.boxes, where.sizes)
+    program = torch.export.export(Exported(), arguments).module()
+    torch.testing.assert_close(program(*arguments), over_regions(module, x, mask, where))
+
+
+@every
+def test_later_words_do_not_change_earlier_ones(name):
+    module, x = mechanism(name, "decoder"), torch.randn(2, 5, WIDTH)
+    memory = torch.randn(2, 4, WIDTH)
+    whole = module(x, x, x, causal=True)
+    torch.testing.assert_close(module(x[:, :3], x[:, :3], x[:, :3], causal=True), whole[:, :3])
+    over = module(x, memory, memory)
+    torch.testing.assert_close(module(x[:, :3], memory, memory), over[:, :3])
+
+
+@every
+@pytest.mark.parametrize("steps", [[1, 1, 1, 1, 1], [3, 1, 1], [2, 3]])
+def test_words_step_by_step_are_as_all_at_once(name, steps):
+    module, x = mechanism(name, "decoder"), torch.randn(2, 5, WIDTH)
+    cache = WordCache(length=8)
+    with torch.no_grad():
+        parts = [module(new, new, new, causal=True, cache=cache) for new in x.split(steps, 1)]
+        whole = module(x, x, x, causal=True)
+    torch.testing.assert_close(torch.cat(parts, 1), whole, atol=1e-5, rtol=1e-5)
+
+
+@every
+def test_a_memory_step_by_step_is_as_all_at_once_and_projected_once(name):
+    module, x = mechanism(name, "decoder"), torch.randn(4, 5, WIDTH)
+    memory, mask = torch.randn(2, 3, WIDTH), torch.tensor([[True, True, False], [True] * 3])
+    whole = module(x, memory, memory, mask=mask)
+    cache, nothing = MemoryCache(), torch.full_like(memory, torch.nan)
+    parts = [
+        module(new, memory if step == 0 else nothing, memory, mask=mask, cache=cache)
+        for step, new in enumerate(x.split(1, 1))
+    ]
+    torch.testing.assert_close(torch.cat(parts, 1), whole, atol=1e-5, rtol=1e-5)
+
+
+@every
+def test_reordered_caches_go_on_from_other_rows(name):
+    module, x = mechanism(name, "decoder"), torch.randn(3, 4, WIDTH)
+    memory, index = torch.randn(1, 3, WIDTH), torch.tensor([2, 0, 0])
+    words, seen = WordCache(length=4), MemoryCache()
+    with torch.no_grad():
+        first = x[:, :3]
+        module(first, first, first, causal=True, cache=words)
+        module(first, memory, memory, cache=seen)
+        words.reorder(index)
+        seen.reorder(index)
+        last = x[:, 3:]
+        got = module(last, last, last, causal=True, cache=words)
+        looked = module(last, memory, memory, cache=seen)
+        joined = torch.cat([first[index], last], 1)
+        expected = module(joined, joined, joined, causal=True)[:, 3:]
+        expected_look = module(joined, memory, memory)[:, 3:]
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(looked, expected_look, atol=1e-5, rtol=1e-5)
+
+
+@every
+def test_heads_that_do_not_divide_the_width_are_refused(name):
+    with pytest.raises(InputError, match="3 heads do not divide a width of 16"):
+        attention.build(name, width=16, heads=3)
+
+
+@every
+def test_unknown_options_name_the_nearest(name):
+    with pytest.raises(InputError) as error:
+        attention.build(name, width=16, heads=4, options={"dropuot": 0.1})
+    assert f"argument of attention '{name}' 'dropuot'. Did you mean 'dropout'?" in str(error.value)
+
+
+def test_unknown_mechanism_names_the_nearest():
+    with pytest.raises(InputError) as error:
+        attention.build("zodiak", width=16, heads=4)
+    assert str(error.value).startswith("unknown attention 'zodiak'. Did you mean 'zodiac'? Known:")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"gate": "sigmoyd"},
+            "unknown gate of attention 'zodiac' 'sigmoyd'. Did you mean 'sigmoid'",
+        ),
+        ({"pool": "heads"}, "unknown pool of attention 'zodiac' 'heads'. Did you mean 'head'"),
+        (
+            {"zoneup": "one"},
+            "argument 'zoneup' of attention 'zodiac': Input should be a valid number",
+        ),
+        ({"width": 8}, "unknown argument of attention 'zodiac' 'width'"),
+    ],
+)
+def test_wrong_options_say_which(options, message):
+    with pytest.raises(InputError) as error:
+        attention.build("zodiac", width=16, heads=4, options=options)
+    assert message in str(error.value)
+
+
+def test_shapes_are_enforced_in_tests():
+    x = torch.randn(2, 5, WIDTH)
+    with pytest.raises(Exception, match="query"):
+        mechanism("dot")(x, x[:, :, :8], x)
