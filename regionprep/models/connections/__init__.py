@@ -1,0 +1,39 @@
+"""Connections: how a decoder's layer looks at the encoder; one file each, one registry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from regionprep.errors import InputError, unknown
+from regionprep.models.attention import Mechanism
+from regionprep.models.connections.add_norm import AddNorm
+from regionprep.models.connections.connection import Connection, Memory
+from regionprep.models.options import checked
+
+CONNECTIONS: dict[str, type[Connection]] = {
+    "add_norm": AddNorm,
+}
+
+__all__ = ["CONNECTIONS", "AddNorm", "Connection", "Memory", "build"]
+
+
+def build(
+    name: str,
+    *,
+    attention: Callable[[], Mechanism],
+    width: int,
+    dropout: float,
+    norm_first: bool,
+    options: Mapping[str, Any] | None = None,
+) -> Connection:
+    """Return the connection of that name; `attention` makes the mechanisms it looks through.
+
+    Raises InputError for a name or an option that does not exist, naming the nearest.
+    """
+    if name not in CONNECTIONS:
+        raise InputError(unknown("connection", name, CONNECTIONS))
+    connection = CONNECTIONS[name]
+    shared = {"attention": attention, "width": width, "dropout": dropout, "norm_first": norm_first}
+    own = checked(connection, options or {}, owner=f"connection '{name}'", reserved=shared)
+    return connection(**shared, **own)

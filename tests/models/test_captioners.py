@@ -1,0 +1,251 @@
+"""The contract of every captioner in the registry and of every model that ships."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from samples import SPECIAL, captions, regions
+
+from regionprep import manifests, models
+from regionprep.errors import InputError
+from regionprep.models import CAPTIONERS, Regions
+
+WORDS, MAX_LENGTH = 11, 5
+MODELS = manifests.names("models")
+
+every = pytest.mark.parametrize("name", MODELS)
+
+
+def build(name, preset="tiny", seed=0, **changes):
+    """Return a shipped model in the sizes of a preset, without dropout."""
+    torch.manual_seed(seed)
+    manifest = manifests.load("models", name)
+    chosen = manifest.presets[preset].arguments if preset != "base" else {}
+    shape = {"feature_width": 6, "vocabulary_size": WORDS, "max_length": MAX_LENGTH, **SPECIAL}
+    return models.build(manifest.captioner, **{**shape, **manifest.arguments, **chosen, **changes})
+
+
+def same(got, expected, mask=None):
+    got, expected = (got, expected) if mask is None else (got[mask], expected[mask])
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+
+
+def part(batch, images, most):
+    """Return some images of a batch, padded to `most` regions only."""
+    return Regions(
+        batch.features[images, :most],
+        batch.mask[images, :most],
+        batch.boxes[images, :most],
+        batch.sizes[images],
+    )
+
+
+def test_every_captioner_has_a_model_that_ships():
+    assert {manifests.load("models", name).captioner for name in MODELS} == set(CAPTIONERS)
+
+
+@every
+def test_every_preset_builds(name):
+    for preset in ("base", *manifests.load("models", name).presets):
+        with torch.device("meta"):
+            assert build(name, preset).vocabulary_size == WORDS
+
+
+@every
+def test_parameters_are_as_many_as_the_manifest_says(name):
+    manifest = manifests.load("models", name)
+    with torch.device("meta"):
+        model = build(name, "base", feature_width=768, vocabulary_size=9488)
+    assert sum(weight.numel() for weight in model.parameters()) == manifest.parameters
+
+
+@every
+def test_logits_have_a_row_for_each_token(name):
+    logits = build(name)(regions([4, 2]), captions(2, 3, 5))
+    assert logits.shape == (2, 3, 6, WORDS)
+    assert logits.isfinite().all()
+
+
+@every
+def test_masked_regions_are_ignored(name):
+    model, batch, tokens = build(name).eval(), regions([4, 2, 0]), captions(3, 2, 5)
+    noise = torch.where(batch.mask[..., None], batch.features, torch.tensor(99.0))
+    noisy = Regions(noise, batch.mask, batch.boxes, batch.sizes)
+    same(model(noisy, tokens), model(batch, tokens))
+
+
+@every
+def test_batch_mates_and_padding_are_ignored(name):
+    model, batch, tokens = build(name).eval(), regions([2, 4, 0]), captions(3, 2, 5)
+    alone = model(part(batch, [0], 2), tokens[:1])
+    same(alone, model(batch, tokens)[:1], tokens[:1] != SPECIAL["pad"])
+
+
+@every
+def test_captions_of_an_image_do_not_know_each_other(name):
+    model, batch, tokens = build(name).eval(), regions([2, 4]), captions(2, 3, 5)
+    same(model(batch, tokens[:, 1:2]), model(batch, tokens)[:, 1:2], tokens[:, 1:2] != 0)
+
+
+@every
+def test_captions_depend_on_their_image(name):
+    model, tokens = build(name).eval(), captions(2, 2, 5)
+    assert not torch.allclose(
+        model(regions([4, 2]), tokens), model(regions([4, 2], seed=1), tokens), atol=1e-3
+    )
+
+
+@every
+def test_later_words_do_not_change_earlier_ones(name):
+    model, batch, tokens = build(name).eval(), regions([3, 4]), captions(2, 2, 5)
+    changed = tokens.clone()
+    changed[..., 3:] = 7
+    same(model(batch, changed)[:, :, :3], model(batch, tokens)[:, :, :3], tokens[:, :, :3] != 0)
+    same(model(batch, tokens[..., :3]), model(batch, tokens)[:, :, :3], tokens[:, :, :3] != 0)
+
+
+@every
+def test_images_without_regions_give_finite_numbers_and_gradients(name):
+    model = build(name)
+    for batch in (regions([0, 3]), regions([0, 0], most=2), regions([0, 0])):
+        logits = model(batch, captions(2, 2, 5))
+        model.zero_grad()
+        logits.sum().backward()
+        assert logits.isfinite().all()
+        assert all(w.grad.isfinite().all() for w in model.parameters() if w.grad is not None)
+
+
+@every
+def test_all_weights_get_finite_gradients(name):
+    model = build(name)
+    model(regions([3, 4]), captions(2, 2, 5)).square().mean().backward()
+    weights = dict(model.named_parameters())
+    assert [
+        key for key, w in weights.items() if w.grad is None or not w.grad.isfinite().all()
+    ] == []
+
+
+@every
+def test_evaluation_is_deterministic_and_training_is_not(name):
+    model, batch, tokens = build(name, dropout=0.5), regions([3, 4]), captions(2, 2, 5)
+    assert not torch.equal(model(batch, tokens), model(batch, tokens))
+    model.eval()
+    assert torch.equal(model(batch, tokens), model(batch, tokens))
+
+
+@every
+def test_weights_round_trip(name):
+    model, other = build(name).eval(), build(name, seed=1).eval()
+    other.load_state_dict(model.state_dict())
+    batch, tokens = regions([3, 4]), captions(2, 2, 5)
+    assert torch.equal(other(batch, tokens), model(batch, tokens))
+
+
+@every
+def test_export_computes_the_same(name):
+    model, batch, tokens = build(name).eval(), regions([3, 4]), captions(2, 2, 5)
+
+    class Exported(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = model
+
+        def forward(self, features, mask, boxes, sizes, tokens):
+            return self.inner(Regions(features, mask, boxes, sizes), tokens)
+
+    arguments = (batch.features, batch.mask, batch.boxes, batch.sizes, tokens)
+    same(torch.export.export(Exported(), arguments).module()(*arguments), model(batch, tokens))
+
+
+@every
+@torch.no_grad()
+def test_step_by_step_is_as_teacher_forcing(name):
+    model, batch, tokens = build(name).eval(), regions([3, 0, 4]), captions(3, 2, 5)
+    words = torch.where(tokens == 0, torch.tensor(5), tokens)
+    state = model.start(model.encode(batch), 2)
+    steps = []
+    for column in words.flatten(0, 1).unbind(1):
+        logits, state = model.step(column, state)
+        steps.append(logits)
+    same(torch.stack(steps, 1).unflatten(0, (3, 2)), model(batch, words))
+
+
+@every
+@torch.no_grad()
+def test_reordered_rows_go_on_from_other_captions(name):
+    model, batch, tokens = build(name).eval(), regions([3, 4]), captions(2, 3, 4)
+    words = torch.where(tokens == 0, torch.tensor(5), tokens)
+    index = torch.tensor([1, 1, 0, 5, 3, 5])
+    state = model.start(model.encode(batch), 3)
+    for column in words[..., :3].flatten(0, 1).unbind(1):
+        _, state = model.step(column, state)
+    last = words[..., 3].flatten()
+    logits, _ = model.step(last, state.reorder(index))
+    joined = torch.cat([words[..., :3].flatten(0, 1)[index], last[:, None]], 1).reshape(2, 3, 4)
+    same(logits.unflatten(0, (2, 3)), model(batch, joined)[:, :, 3])
+
+
+@every
+def test_half_precision_features_are_taken(name):
+    model, batch, tokens = build(name).eval(), regions([3, 4]), captions(2, 2, 5)
+    half = Regions(batch.features.half(), batch.mask, batch.boxes, batch.sizes)
+    torch.testing.assert_close(model(half, tokens), model(batch, tokens), atol=1e-2, rtol=1e-2)
+
+
+@every
+def test_a_tiny_model_learns_eight_images_by_heart(name):
+    model, batch = build(name), regions([4, 3, 2, 4, 1, 4, 3, 2])
+    words = torch.randint(3, WORDS, (8, 1, 4), generator=torch.Generator().manual_seed(0))
+    inputs = torch.cat([torch.full((8, 1, 1), SPECIAL["bos"]), words], -1)
+    targets = torch.cat([words, torch.full((8, 1, 1), SPECIAL["eos"])], -1)
+    optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.05, total_iters=120)
+    for _ in range(120):
+        loss = torch.nn.functional.cross_entropy(
+            model(batch, inputs).flatten(0, 2), targets.flatten()
+        )
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        schedule.step()
+    model.eval()
+    written = [best[0].tokens for best in models.beam_search(model, batch, beam_size=3)]
+    assert written == words[:, 0].tolist()
+
+
+@every
+def test_captions_that_are_too_long_are_refused(name):
+    with pytest.raises(InputError, match="a caption of 6 words, and this model has room for 5"):
+        build(name)(regions([3]), captions(1, 1, 6))
+
+
+def test_unknown_captioner_names_the_nearest():
+    with pytest.raises(InputError) as error:
+        models.build("transfromer", feature_width=6, vocabulary_size=9, max_length=4, **SPECIAL)
+    assert str(error.value).startswith(
+        "unknown captioner 'transfromer'. Did you mean 'transformer'?"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dropuot": 0.1}, "unknown argument of captioner 'transformer' 'dropuot'. Did you mean"),
+        ({"heads": 5}, "5 heads do not divide a width of 32"),
+        ({"heads": "2"}, "argument 'heads' of captioner 'transformer'"),
+        ({"norm": "before"}, "argument 'norm' of captioner 'transformer'"),
+        ({"attention": "zodiak"}, "unknown attention 'zodiak'. Did you mean 'zodiac'?"),
+        ({"attention": {"gate": "tanh"}}, "attention without a name: {'gate': 'tanh'}"),
+        ({"attention": {"name": "zodiac", "gates": "tanh"}}, "Did you mean 'gate'?"),
+        ({"decoder_attention": "dto"}, "unknown attention 'dto'. Did you mean 'dot'?"),
+        ({"connection": "add_nrom"}, "unknown connection 'add_nrom'. Did you mean 'add_norm'?"),
+        (
+            {"connection": {"name": "add_norm", "tau": 0.1}},
+            "argument of connection 'add_norm' 'tau'",
+        ),
+    ],
+)
+def test_wrong_arguments_say_which(changes, message):
+    with pytest.raises(InputError) as error:
+        build("transformer", **changes)
+    assert message in str(error.value)
