@@ -9,8 +9,7 @@ so that the values, PLAIN, are a little-endian array which ends where the chunk 
 another writer can look almost so and hold something else: float32 where float16 is expected, two
 pages, nulls. So every byte of the chunk has to be accounted for before a value is believed.
 
-Source: the Parquet format, `parquet.thrift` and "Data Pages" (apache/parquet-format), and Thrift's
-compact protocol.
+Source: the Parquet format, `parquet.thrift` and "Data Pages" (apache/parquet-format).
 """
 
 from __future__ import annotations
@@ -23,6 +22,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+
+from regionprep.pipeline.thrift import Reader
 
 # parquet.thrift: PageType.DATA_PAGE, Encoding.PLAIN, Encoding.RLE.
 _DATA_PAGE, _PLAIN, _RLE = 0, 0, 3
@@ -130,59 +131,6 @@ def _has_type(declared: Any, dtype: str) -> bool:  # noqa: ANN401 - pyarrow has 
 
 def _read_header(data: bytes) -> tuple[dict[int, Any], int]:
     """Return a page header's fields by number, and how many bytes it takes."""
-    reader = _Compact(data)
+    reader = Reader(data)
     fields = reader.struct()
     return fields, reader.place
-
-
-class _Compact:
-    """A reader of Thrift's compact protocol, as far as page headers use it.
-
-    Raises IndexError where the data end too early, ValueError for what no page header holds.
-    """
-
-    def __init__(self, data: bytes) -> None:
-        self.data, self.place = data, 0
-
-    def struct(self, depth: int = 0) -> dict[int, Any]:
-        if depth > 4:
-            raise ValueError("nested too deep")
-        fields: dict[int, Any] = {}
-        number = 0
-        while (head := self._byte()) != 0:
-            delta, kind = head >> 4, head & 15
-            number = number + delta if delta else self._zigzag()
-            fields[number] = self._value(kind, depth)
-        return fields
-
-    def _value(self, kind: int, depth: int) -> Any:  # noqa: ANN401 - a value of any Thrift type
-        if kind in (1, 2):
-            return kind == 1
-        if kind in (4, 5, 6):
-            return self._zigzag()
-        if kind == 8:
-            length = self._varint()
-            self.place += length
-            return self.data[self.place - length : self.place]
-        if kind == 12:
-            return self.struct(depth + 1)
-        raise ValueError(f"type {kind} in a page header")
-
-    def _byte(self) -> int:
-        self.place += 1
-        return self.data[self.place - 1]
-
-    def _varint(self) -> int:
-        value = shift = 0
-        while True:
-            byte = self._byte()
-            value |= (byte & 127) << shift
-            shift += 7
-            if byte < 128:
-                return value
-            if shift > 63:
-                raise ValueError("an integer of more than 64 bits")
-
-    def _zigzag(self) -> int:
-        value = self._varint()
-        return (value >> 1) ^ -(value & 1)

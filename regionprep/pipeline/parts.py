@@ -28,7 +28,7 @@ from regionprep.pipeline.shards import (
 from regionprep.workspace import write_text
 
 # Keys of a part's footer: provenance, known before the first row, and counts, known after the last.
-PROVENANCE, COUNTS = b"regionprep", b"regionprep.counts"
+PROVENANCE, COUNTS = "regionprep", "regionprep.counts"
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,8 @@ class Footer:
         """Return what a file of `size` bytes tells of itself, None if it is no whole part."""
         told = metadata.metadata or {}
         try:
-            provenance, counts = json.loads(told[PROVENANCE]), json.loads(told[COUNTS])
+            provenance = json.loads(told[PROVENANCE.encode()])
+            counts = json.loads(told[COUNTS.encode()])
             version = provenance["schema_version"]
             fingerprint, shard = provenance["fingerprint"], provenance["shard"]
             columns = columns_of(metadata.schema.to_arrow_schema())

@@ -218,8 +218,9 @@ class _Part:
             self._read_rows(parquet, path, plan, number)
             metadata = parquet.metadata
         footer = Footer.parse(metadata, buffer.size)
-        ours = footer is not None and footer.is_of(plan, number)
-        groups = self._map(buffer, metadata, manifest.columns) if ours else None
+        if footer is not None and not footer.is_of(plan, number):
+            raise _damaged(path, plan, "it is a part of another plan")
+        groups = self._map(buffer, metadata, manifest.columns) if footer else None
         self.mapped = groups is not None
         if groups is None:
             groups = [decode_part(path, record.sha256, manifest.columns, self._lengths)]

@@ -10,35 +10,24 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from regionprep.errors import StorageError
+from regionprep.pipeline.parquet import Writer
 from regionprep.pipeline.parts import COUNTS, PROVENANCE, Footer, PartRecord, storage_guard
 from regionprep.pipeline.shards import SCHEMA_VERSION, Columns, ImageRow, Plan, part_name, schema
 from regionprep.workspace import sync_folder
 
 GROUP_ROWS = 256
 GROUP_BYTES = 16 * 2**20
-# One page a column chunk, whatever its size; `mapped` says why.
-LAYOUT: Mapping[str, Any] = {
-    "compression": "none",
-    "use_dictionary": False,
-    "data_page_version": "1.0",
-    "data_page_size": 2**40,
-    "write_batch_size": 2**24,
-    "write_page_checksum": True,
-    "write_statistics": ["image_id"],
-}
 
 
 @dataclass
@@ -68,46 +57,29 @@ class Counts:
 
 
 class Sink:
-    """A file that hashes what is written to it, and swallows what comes after a failure."""
-
-    closed = False
+    """A file that hashes what is written to it."""
 
     def __init__(self, file: FileIO) -> None:
-        self.file, self.hash, self.bytes, self.failed = file, hashlib.sha256(), 0, False
+        self.file, self.hash, self.bytes = file, hashlib.sha256(), 0
 
-    def write(self, data: Any) -> int:  # noqa: ANN401 - whatever has a buffer
+    def write(self, data: bytes | memoryview) -> None:
         """Append `data`."""
-        view = memoryview(data).cast("B")
+        view = memoryview(data)
+        self.hash.update(view)
+        self._append(view)
         self.bytes += len(view)
-        if not self.failed:
-            # Until it is done: an interrupt may cut it short.
-            self.failed = True
-            self.hash.update(view)
-            self._append(view)
-            self.failed = False
-        return len(view)
 
     def _append(self, view: memoryview) -> None:
         # A file without a buffer may take less than it is given.
         while view:
             view = view[self.file.write(view) :]
 
-    def tell(self) -> int:
-        """Return the number of bytes written."""
-        return self.bytes
-
-    def flush(self) -> None:
-        """Do nothing: the writer of the part flushes once, at the end."""
-
-    def close(self) -> None:
-        """Do nothing: the writer of the part closes the file."""
-
 
 class PartWriter:
     """Writes the rows of one part, in the plan's order, and commits them by a rename.
 
-    Used as a context manager: what is not committed at its end is removed. Memory: about 15 times
-    `GROUP_BYTES`. Raises StorageError for a full or failing disk.
+    Used as a context manager: what is not committed at its end is removed. Memory: a row
+    group twice. Raises StorageError for a full or failing disk.
     """
 
     def __init__(self, folder: Path, plan: Plan, shard: int, columns: Columns) -> None:
@@ -123,20 +95,12 @@ class PartWriter:
         with ExitStack() as undo, self._guard():
             undo.callback(self.temporary.unlink, missing_ok=True)
             self.sink = Sink(undo.enter_context(self.temporary.open("wb", buffering=0)))
-            described = schema(self.columns).with_metadata(self._provenance())
-            self._writer = pq.ParquetWriter(self.sink, described, **LAYOUT)
-            undo.callback(self._abandon)
+            self._parquet = Writer(self.sink.write, schema(self.columns))
             self._undo = undo.pop_all()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._undo.close()
-
-    def _abandon(self) -> None:
-        """Close the writer where it was not: its destructor would do so, and loudly."""
-        self.sink.failed = True
-        with suppress(Exception):
-            self._writer.close()
 
     def add(self, row: ImageRow) -> None:
         """Append the next row of the plan."""
@@ -157,8 +121,9 @@ class PartWriter:
             raise ValueError(f"{self.counts.rows} rows of {len(self.ids)} in {self.final.name}")
         self._flush()
         with self._guard():
-            self._writer.add_key_value_metadata({COUNTS: json.dumps(self.counts.content())})
-            self._writer.close()
+            told = {PROVENANCE: self._provenance(), COUNTS: self.counts.content()}
+            texts = {key: json.dumps(value, ensure_ascii=False) for key, value in told.items()}
+            self._parquet.finish(texts)
             os.fsync(self.sink.file.fileno())
             self._check()
             self.temporary.replace(self.final)
@@ -174,8 +139,8 @@ class PartWriter:
     def _flush(self) -> None:
         if self._rows:
             with self._guard():
-                table = to_table(self._rows, self.columns)
-                self._writer.write_table(table, row_group_size=len(self._rows))
+                lengths = np.array([len(row.boxes) for row in self._rows], np.int64)
+                self._parquet.write_group(_columns(self._rows, self.columns), lengths)
         self._rows, self._bytes = [], 0
 
     def _check(self) -> None:
@@ -188,8 +153,8 @@ class PartWriter:
         if tuple(ids["image_id"].to_pylist()) != self.ids:
             raise StorageError("was not written as it was meant to be", where=self.temporary)
 
-    def _provenance(self) -> dict[bytes, bytes]:
-        content = {
+    def _provenance(self) -> dict[str, Any]:
+        return {
             "schema_version": SCHEMA_VERSION,
             "stage": self.plan.stage,
             "fingerprint": self.plan.fingerprint,
@@ -197,7 +162,6 @@ class PartWriter:
             "shard_size": self.plan.shard_size,
             "settings": self.plan.settings,
         }
-        return {PROVENANCE: json.dumps(content, ensure_ascii=False, sort_keys=True).encode()}
 
     @contextmanager
     def _guard(self) -> Iterator[None]:
@@ -212,60 +176,17 @@ class PartWriter:
         return known * len(self.ids) // max(self.counts.rows, 1)
 
 
-def to_table(rows: Sequence[ImageRow], columns: Columns) -> pa.Table:
-    """Return rows as an Arrow table of the parts' schema."""
-    offsets = np.zeros(len(rows) + 1, np.int32)
-    np.cumsum([len(row.boxes) for row in rows], out=offsets[1:])
-    arrays = {
-        "boxes": _joined([row.boxes for row in rows], np.float32),
-        "scores": _joined([row.scores for row in rows], np.float32),
-        "classes": _joined([row.classes for row in rows], np.int32),
-    }
+def _columns(rows: Sequence[ImageRow], columns: Columns) -> dict[str, Any]:
+    """Return the rows' columns: a list of each field, an array of all elements of each list."""
+    dtypes = {"boxes": "float32", "scores": "float32", "classes": "int32"}
     if columns.feature_width is not None:
-        arrays["features"] = _joined([row.features for row in rows], columns.dtype)
-    target = schema(columns)
-    filled = [
-        _list_array(arrays[name], offsets, target.field(name).type)
-        if name in arrays
-        else _array([getattr(row, name) for row in rows], target.field(name).type)
-        for name in target.names
-    ]
-    return pa.Table.from_arrays(filled, schema=target)
-
-
-def _joined(arrays: Sequence[Any], dtype: Any) -> NDArray[Any]:  # noqa: ANN401
-    return np.concatenate([np.asarray(array, dtype) for array in arrays])
-
-
-# Arrow arrays from buffers: `pa.array` would import pandas wherever it is installed.
-
-
-def _array(values: Sequence[Any], type_: pa.DataType) -> pa.Array:
-    """Return integers or strings as an Arrow array."""
-    if type_ == pa.int32():
-        return _flat(np.array(values, np.int32), type_)
-    encoded = [value.encode() for value in values]
-    offsets = np.zeros(len(values) + 1, np.int32)
-    np.cumsum([len(text) for text in encoded], out=offsets[1:])
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded))]
-    return pa.Array.from_buffers(type_, len(values), buffers)
-
-
-def _list_array(
-    values: NDArray[Any], offsets: NDArray[np.int32], type_: pa.ListType
-) -> pa.ListArray:
-    element = type_.value_type
-    if pa.types.is_fixed_size_list(element):
-        vectors = _flat(values, element.value_type)
-        children = pa.FixedSizeListArray.from_arrays(vectors, type=element)
-    else:
-        children = _flat(values, element)
-    buffers = [None, pa.py_buffer(offsets)]
-    return pa.Array.from_buffers(type_, len(offsets) - 1, buffers, children=[children])
-
-
-def _flat(values: NDArray[Any], type_: pa.DataType) -> pa.Array:
-    return pa.Array.from_buffers(type_, values.size, [None, pa.py_buffer(values)])
+        dtypes["features"] = columns.dtype
+    filled: dict[str, Any] = {}
+    for name in schema(columns).names:
+        filled[name] = [getattr(row, name) for row in rows]
+    for name, dtype in dtypes.items():
+        filled[name] = np.concatenate([np.asarray(array, dtype) for array in filled[name]])
+    return filled
 
 
 def _check_shapes(row: ImageRow, columns: Columns) -> None:

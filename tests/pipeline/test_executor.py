@@ -386,7 +386,7 @@ def fail_at(monkeypatch, limit, number=errno.ENOSPC):
     def failing(self, view):
         room = limit - written[0]
         written[0] += len(view)
-        append(self, view[:room] if room > 0 else view[:0])
+        append(self, view[: max(room, 0)])
         if len(view) > room:
             raise OSError(number, os.strerror(number))
 

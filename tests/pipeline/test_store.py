@@ -339,16 +339,44 @@ def test_a_part_shortened_after_opening_is_refused(folder):
         store["image-15"]
 
 
-@pytest.mark.parametrize("place", [0.1, 0.4, 0.7])
-def test_a_flipped_bit_is_found_by_its_checksum(folder, place):
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_a_flipped_bit_is_found_and_mended_as_verify_says(folder, data):
     path = folder / "part-00000.parquet"
+    whole = contents(folder)
+    flipped = bytearray(whole[path.name])
+    flipped[data.draw(st.integers(0, len(flipped) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    path.write_bytes(flipped)
+    (fault,) = verify(folder)
+    assert fault.path == path
+    assert "prep extract --detector frcnn --backbone clip" in str(fault)
+    if "Remove it" in fault.mend:
+        path.unlink()
+    run_plan(plan(IDS, weights="sha256:1"), folder, DummyStage, progress=False)
+    assert contents(folder) == whole
+
+
+def test_a_flipped_bit_in_a_value_is_found_by_its_checksum_alone(folder):
+    path = folder / "part-00000.parquet"
+    features = FeatureStore(folder)["image-00"].features.tobytes()
+    assert features
     data = bytearray(path.read_bytes())
-    data[int(len(data) * place)] ^= 4
+    data[data.index(features)] ^= 4
     path.write_bytes(data)
-    faults = verify(folder)
-    assert [(fault.path, fault.kind) for fault in faults] == [(path, "altered")]
-    assert "checksum" in faults[0].what
-    assert "prep extract --detector frcnn --backbone clip" in str(faults[0])
+    assert verify(folder, quick=True) == []
+    assert [(fault.path, fault.kind) for fault in verify(folder)] == [(path, "altered")]
+
+
+def test_a_part_of_another_plan_is_refused(folder, tmp_path):
+    other = tmp_path / "other"
+    run_plan(plan(IDS, weights="sha256:2"), other, DummyStage, progress=False)
+    path = folder / "part-00001.parquet"
+    path.write_bytes((other / path.name).read_bytes())
+    assert path.stat().st_size == FeatureStore(folder)._manifest.parts[1].bytes
+    with pytest.raises(StorageError, match="is damaged: it is a part of another plan"):
+        FeatureStore(folder)["image-15"]
 
 
 def test_verify_finds_nothing_in_a_whole_folder(folder):
