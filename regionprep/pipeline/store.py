@@ -6,10 +6,10 @@ failed; the values stay in the files, shared by all processes that read them.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from struct import Struct
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,14 @@ from regionprep.pipeline.decoded import decode_part
 from regionprep.pipeline.mapped import BOXES, CLASSES, SCORES, Leaf, features_leaf, map_values
 from regionprep.pipeline.parts import Footer, Manifest, PartRecord
 from regionprep.pipeline.shards import MANIFEST, PLAN, Columns, ImageRow, Plan, command
+
+_NUMBERS = ("width", "height", "grid_height", "grid_width")
+_SMALL = ["image_id", *_NUMBERS, "status", "error", "scores"]
+# A row's numbers in memory: those above, and its regions' first, end, and row group.
+_ROW = Struct("=7i")
+
+# Boxes, scores, classes and features of a row group's regions.
+Quadruple = tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any] | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,15 +205,33 @@ def _mend(stage: str, folder: Path) -> str:
 
 
 class _Part:
-    """A mapped part: the rows' numbers, and a view of every row group's values."""
+    """A mapped part: numbers of every row, and a view of every row group's values."""
 
     def __init__(self, folder: Path, plan: Plan, manifest: Manifest, number: int) -> None:
-        record = manifest.parts[number]
-        path = folder / record.file
+        path = folder / manifest.parts[number].file
         try:
             self._read(path, plan, manifest, number)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise _damaged(path, plan, str(error)) from error
+
+    def row(self, image_id: str, row: int) -> ImageRow:
+        numbers = _ROW.unpack_from(self._rows, row * _ROW.size)
+        width, height, grid_height, grid_width, first, end, group = numbers
+        boxes, scores, classes, features = self._groups[group]
+        status, error = self._told.get(row, ("ok", ""))
+        return ImageRow(
+            image_id,
+            width,
+            height,
+            boxes[first:end],
+            scores[first:end],
+            classes[first:end],
+            None if features is None else features[first:end],
+            status,
+            error,
+            grid_height,
+            grid_width,
+        )
 
     def _read(self, path: Path, plan: Plan, manifest: Manifest, number: int) -> None:
         # Closed at once, for the view outlives it: a thousand parts would need as many open files.
@@ -215,75 +241,61 @@ class _Part:
         if buffer.size != record.bytes:
             raise _damaged(path, plan, f"{buffer.size:,} bytes in place of {record.bytes:,}")
         with pq.ParquetFile(pa.BufferReader(buffer), pre_buffer=False) as parquet:
-            self._read_rows(parquet, path, plan, number)
+            table = parquet.read(_SMALL, use_threads=False)
             metadata = parquet.metadata
+        if tuple(table["image_id"].to_pylist()) != plan.shard(number):
+            raise _damaged(path, plan, "its image ids are not the plan's")
         footer = Footer.parse(metadata, buffer.size)
         if footer is not None and not footer.is_of(plan, number):
             raise _damaged(path, plan, "it is a part of another plan")
-        groups = self._map(buffer, metadata, manifest.columns) if footer else None
+        lengths = _integers(table["scores"].combine_chunks().value_lengths()).astype(np.int64)
+        sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+        groups = _map(buffer, metadata, manifest.columns, lengths, sizes) if footer else None
         self.mapped = groups is not None
         if groups is None:
-            groups = [decode_part(path, record.sha256, manifest.columns, self._lengths)]
-            self._first_rows = [0]
+            sizes = [len(lengths)]
+            groups = [_quadruple(decode_part(path, record.sha256, manifest.columns, lengths))]
         self._groups = groups
-
-    def _read_rows(self, parquet: pq.ParquetFile, path: Path, plan: Plan, number: int) -> None:
-        names = ["image_id", "width", "height", "status", "error", "grid_height", "grid_width"]
-        table = parquet.read([*names, "scores"], use_threads=False)
-        if tuple(table["image_id"].to_pylist()) != plan.shard(number):
-            raise _damaged(path, plan, "its image ids are not the plan's")
-        self._numbers = {
-            name: _integers(table[name].combine_chunks()).data
-            for name in ("width", "height", "grid_height", "grid_width")
-        }
+        self._rows = _packed(table, lengths, sizes)
         told = zip(table["status"].to_pylist(), table["error"].to_pylist(), strict=True)
         self._told = {row: pair for row, pair in enumerate(told) if pair != ("ok", "")}
-        lengths = table["scores"].combine_chunks().value_lengths()
-        self._lengths = _integers(lengths).astype(np.int64)
-        self._starts = np.concatenate(([0], np.cumsum(self._lengths))).data
-        counts = [
-            parquet.metadata.row_group(group).num_rows
-            for group in range(parquet.metadata.num_row_groups)
-        ]
-        self._first_rows = np.cumsum([0, *counts])[:-1].tolist()
 
-    def _map(
-        self, buffer: pa.Buffer, metadata: pq.FileMetaData, columns: Columns
-    ) -> list[tuple[NDArray[Any], ...]] | None:
-        """Return every row group's views, or None if one of its columns cannot be mapped."""
-        leaves: list[Leaf] = [BOXES, SCORES, CLASSES]
-        if columns.feature_width is not None:
-            leaves.append(features_leaf(columns.feature_width, columns.dtype))
-        ends = [*self._first_rows[1:], len(self._lengths)]
-        groups: list[tuple[NDArray[Any], ...]] = []
-        for group, (first, end) in enumerate(zip(self._first_rows, ends, strict=True)):
-            lengths = self._lengths[first:end]
-            views = [map_values(buffer, metadata, group, leaf, lengths) for leaf in leaves]
-            if any(view is None for view in views):
-                return None
-            groups.append(tuple(view for view in views if view is not None))
-        return groups
 
-    def row(self, image_id: str, row: int) -> ImageRow:
-        group = bisect_right(self._first_rows, row) - 1
-        base = self._starts[self._first_rows[group]]
-        values = slice(self._starts[row] - base, self._starts[row + 1] - base)
-        boxes, scores, classes, *features = self._groups[group]
-        numbers = self._numbers
-        status, error = self._told.get(row, ("ok", ""))
-        return ImageRow(
-            image_id,
-            numbers["width"][row],
-            numbers["height"][row],
-            boxes[values],
-            scores[values],
-            classes[values],
-            features[0][values] if features else None,
-            status,
-            error,
-            numbers["grid_height"][row],
-            numbers["grid_width"][row],
-        )
+def _quadruple(values: Sequence[NDArray[Any]]) -> Quadruple:
+    boxes, scores, classes, *features = values
+    return boxes, scores, classes, features[0] if features else None
+
+
+def _map(
+    buffer: pa.Buffer,
+    metadata: pq.FileMetaData,
+    columns: Columns,
+    lengths: NDArray[np.int64],
+    sizes: Sequence[int],
+) -> list[Quadruple] | None:
+    """Return every row group's views, or None if one of its columns cannot be mapped."""
+    leaves: list[Leaf] = [BOXES, SCORES, CLASSES]
+    if columns.feature_width is not None:
+        leaves.append(features_leaf(columns.feature_width, columns.dtype))
+    groups: list[Quadruple] = []
+    for group, rows in enumerate(np.split(lengths, np.cumsum(sizes)[:-1])):
+        found = [map_values(buffer, metadata, group, leaf, rows) for leaf in leaves]
+        views = [view for view in found if view is not None]
+        if len(views) < len(leaves):
+            return None
+        groups.append(_quadruple(views))
+    return groups
+
+
+def _packed(table: pa.Table, lengths: NDArray[np.int64], sizes: Sequence[int]) -> bytes:
+    """Return every row's numbers, as _ROW has them."""
+    group = np.repeat(np.arange(len(sizes)), sizes)
+    ends = np.cumsum(lengths)
+    # Regions are counted from the beginning of their row group.
+    before = np.concatenate(([0], ends))[np.cumsum([0, *sizes[:-1]])][group]
+    numbers = [_integers(table[name].combine_chunks()) for name in _NUMBERS]
+    packed = np.stack([*numbers, ends - lengths - before, ends - before, group], axis=1)
+    return packed.astype(np.int32).tobytes()
 
 
 def _integers(array: pa.Array) -> NDArray[np.int32]:
