@@ -113,6 +113,7 @@ def save(model: FasterRCNN, path: Path, metadata: dict[str, str]) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         save_file(weights, temporary, metadata)
+        temporary.chmod(0o644)  # safetensors leaves it to its owner alone
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -124,7 +125,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--output", type=Path, default=WEIGHTS, help="safetensors file to write")
     parser.add_argument("--seed", type=int, default=0, help="of weights, sampling and jitter")
-    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--steps", type=int, default=1200)
     parser.add_argument("--batch-images", type=int, default=16)
     parser.add_argument("--threads", type=int, default=2, help="the result depends on it a little")
     parser.add_argument(
