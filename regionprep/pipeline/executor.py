@@ -21,22 +21,12 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
-from rich.progress import Task as ProgressTask
-from rich.text import Text
 
 from regionprep.errors import MismatchError, StorageError
 from regionprep.pipeline.claim import claimed, terminable
 from regionprep.pipeline.images import ImageFault
 from regionprep.pipeline.parts import Footer, Manifest, PartRecord, record, storage_guard
+from regionprep.pipeline.progress import progress_bar
 from regionprep.pipeline.shards import MANIFEST, PLAN, Columns, ImageRow, Plan, part_name
 from regionprep.pipeline.writer import PartWriter
 from regionprep.workspace import sync_folder
@@ -218,7 +208,7 @@ def _make(
     names = (image_id for shard in todo for image_id in plan.shard(shard))
     done = sum(part.rows for part in records.values())
     with (
-        _progress_bar(plan, done, shown=progress) as advance,
+        progress_bar(plan.stage, len(plan.image_ids), done, shown=progress) as advance,
         _prefetched(stage.read, names, stage.batch_size + 2 * READERS) as reads,
     ):
         for shard in todo:
@@ -337,29 +327,3 @@ def _all_finite(values: NDArray[Any]) -> bool:
         bits = np.ascontiguousarray(values).view(np.uint16) & 0x7FFF
         return bool(bits.max(initial=0) < 0x7C00)
     return bool(np.isfinite(values).all())
-
-
-class _Rate(ProgressColumn):
-    """Images per second."""
-
-    def render(self, task: ProgressTask) -> Text:
-        speed = task.finished_speed or task.speed
-        return Text(f"{speed:.1f} images/s" if speed else "")
-
-
-@contextmanager
-def _progress_bar(plan: Plan, done: int, *, shown: bool) -> Iterator[Callable[[], None]]:
-    """Show images done, rate and time left on a terminal's stderr; nothing elsewhere."""
-    console = Console(stderr=True)
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        _Rate(),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not (shown and console.is_terminal),
-    )
-    with bar:
-        task = bar.add_task(plan.stage, total=len(plan.image_ids), completed=done)
-        yield lambda: bar.advance(task)

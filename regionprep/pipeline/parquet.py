@@ -1,8 +1,9 @@
 """A Parquet writer for the one layout that parts have: values in one block, ready to be mapped.
 
 pyarrow can be told to write such files, but then takes 15 times a row group's memory and, for
-float16, ten times as long; and where a page ends is its version's own matter. This writer copies the values as they are and puts nothing but levels and headers around
-them. It aligns every column's values to 64 bytes, so that a mapped view is an ordinary array.
+float16, ten times as long; and where a page ends is its version's own matter. This writer copies
+the values as they are and puts nothing but levels and headers around them. It aligns every column's
+values to 64 bytes, so that a mapped view is an ordinary array.
 
 What it writes: format 2, all fields required, one uncompressed PLAIN v1 page a column chunk with a
 checksum, levels in runs (RLE), statistics of `image_id` alone.
