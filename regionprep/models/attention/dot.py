@@ -39,9 +39,14 @@ def dot(
     dropout: float = 0.0,
 ) -> Float[Tensor, "b h q d"]:
     """Return the heads, 0 for a query that may look at nothing."""
-    return functional.scaled_dot_product_attention(  # Eq. 1
-        query, key, value, attn_mask=allowed, dropout_p=dropout
-    )
+    attend = functional.scaled_dot_product_attention
+    if allowed is None:
+        return attend(query, key, value, dropout_p=dropout)  # Eq. 1
+    # A softmax of nothing is 0 or not a number, as the kernel has it: let such queries look at
+    # everything, and drop what they take.
+    some = allowed.any(-1, keepdim=True)
+    heads = attend(query, key, value, attn_mask=allowed | ~some, dropout_p=dropout)  # Eq. 1
+    return heads.masked_fill(~some, 0)
 
 
 class DotAttention(Mechanism):

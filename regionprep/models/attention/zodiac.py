@@ -72,13 +72,12 @@ def refined_attention(
     seen: Bool[Tensor, "#b 1 #q k"] | None = None,
     activate: Callable[[Tensor], Tensor] = functional.gelu,
 ) -> Float[Tensor, "b h q d"]:
-    """Return RA before its dropout, 0 for a query that may look at nothing."""
-    scale = 1 / math.sqrt(query.shape[-1])
-    scores = activate(activate(query) * scale @ activate(key).mT)  # Eq. 2, inside the softmax
+    """Return RA before its dropout, of G(Q_1), G(K) and G(V); 0 for a query that sees nothing."""
+    scores = activate(query / math.sqrt(query.shape[-1]) @ key.mT)  # Eq. 2, inside the softmax
     if seen is None:
-        return scores.softmax(-1) @ activate(value)  # Eq. 2, 3
+        return scores.softmax(-1) @ value  # Eq. 2, 3
     scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
-    heads = scores.softmax(-1) @ activate(value)  # Eq. 2, 3
+    heads = scores.softmax(-1) @ value  # Eq. 2, 3
     return heads.masked_fill(~seen.any(-1, keepdim=True), 0)
 
 
@@ -89,9 +88,8 @@ def intensity_sums(
     seen: Bool[Tensor, "#b 1 #q k"] | None = None,
     activate: Callable[[Tensor], Tensor] = functional.gelu,
 ) -> Float[Tensor, "b h q"]:
-    """Return the sum of each row of IV_pool; RAP is their sum, divided by the mask's."""
-    scale = 1 / math.sqrt(second.shape[-1])
-    intensities = activate(activate(second) * scale @ activate(value).mT)  # Eq. 4
+    """Return the sum of each row of IV_pool, of G(Q_2) and G(V)."""
+    intensities = activate(second / math.sqrt(second.shape[-1]) @ value.mT)  # Eq. 4
     if seen is not None:
         intensities = intensities * seen  # Eq. 5
     return intensities.sum(-1)
@@ -172,12 +170,15 @@ class ZodiacAttention(Mechanism):
     ) -> Float[Tensor, "n q m"]:
         """Return what each query takes from the values; see Mechanism."""
 
-        def project() -> KeysAndValues:
-            projected = self.key(self.activate(key)), self.value(self.activate(value))  # Eq. 10
-            return self.split(projected[0]), self.split(projected[1])
+        refined = self.activate(query)
 
-        refined = share(self.activate(query), len(key))
-        queries = self.split(self.query(refined))  # Eq. 10
+        def project() -> KeysAndValues:
+            # The same tensor often comes as all three, and GELU is no small part of the cost.
+            refined_key = refined if key is query else self.activate(key)
+            refined_value = refined_key if value is key else self.activate(value)
+            return self._head(self.key, refined_key), self._head(self.value, refined_value)
+
+        together = share(refined, len(key))
         keys, values = cache.keep(project) if cache else project()
         seen = allowed(
             mask,
@@ -187,21 +188,28 @@ class ZodiacAttention(Mechanism):
             keys=keys.shape[2],
             device=query.device,
         )
-        heads = refined_attention(queries, keys, values, seen=seen, activate=self.activate)
+        heads = refined_attention(
+            self._head(self.query, together), keys, values, seen=seen, activate=self.activate
+        )
         attention = self.dropout(by_row(heads, len(query)))  # Eq. 3
         if self.gate != "off":
-            second = self.split(self.second(refined))  # Eq. 10
-            sums = intensity_sums(second, values, seen=seen, activate=self.activate)
+            sums = intensity_sums(
+                self._head(self.second, together), values, seen=seen, activate=self.activate
+            )
             counts = entries(seen, sums, keys.shape[2])
             if self.pool == "released":
                 counts = counts * _released_share(
                     seen, sums, len(query), causal=causal, cache=cache
                 )
-            intensity = self._intensity(
-                by_row(sums, len(query)), by_row(counts, len(query)), query_mask, cache
-            )
-            attention = attention * intensity.unsqueeze(-1)  # Eq. 9
+            sums, counts = by_row(sums, len(query)), by_row(counts, len(query))
+            attention = attention * self._intensity(sums, counts, query_mask, cache)  # Eq. 9
         return self.output(attention.transpose(1, 2).flatten(2))  # Eq. 12
+
+    def _head(
+        self, project: nn.Module, refined: Float[Tensor, "b k m"]
+    ) -> Float[Tensor, "b h k d"]:
+        """Return G(x_(g)): both GELU stages, around the projection."""
+        return self.activate(self.split(project(refined)))  # Eq. 10, and G of eq. 2-4
 
     def _intensity(
         self,
@@ -209,7 +217,7 @@ class ZodiacAttention(Mechanism):
         counts: Float[Tensor, "n 1 q"],
         real: Bool[Tensor, "n q"] | None,
         cache: Cache | None,
-    ) -> Float[Tensor, "#n #h #q"]:
+    ) -> Float[Tensor, "#n #h #q 1"]:
         """Return IV; rows that are not `real` do not count, and those of the steps before do."""
         queries = sums.shape[-1]
         if real is not None and self.pool != "released":
@@ -220,7 +228,7 @@ class ZodiacAttention(Mechanism):
                 counts = torch.cat([cache.running[1], counts], -1)
             cache.running = sums.sum(-1, keepdim=True), counts.sum(-1, keepdim=True)
         mean = pooled(sums, counts, self.pool)[..., -queries:]
-        return self.zoneup + GATES[self.gate](mean)  # Eq. 8
+        return (self.zoneup + GATES[self.gate](mean)).unsqueeze(-1)  # Eq. 8
 
 
 def by_row(tensor: Float[Tensor, "b h cq *d"], rows: int) -> Float[Tensor, "n h q *d"]:
