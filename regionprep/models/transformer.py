@@ -24,6 +24,7 @@ from regionprep.models.attention import Layout, Mechanism, MemoryCache, WordCach
 from regionprep.models.blocks import FeedForward, Residual, sinusoids
 from regionprep.models.captioner import Captioner, Regions
 from regionprep.models.connections import Memory
+from regionprep.models.options import Count, Rate
 
 Choice = str | Mapping[str, Any]
 
@@ -164,7 +165,6 @@ class TransformerState:
 
     memory: Memory
     caches: list[LayerCache]
-    rows: int
     position: int = 0
 
     def reorder(self, index: Int[Tensor, " n"]) -> TransformerState:
@@ -188,12 +188,12 @@ class Transformer(Captioner[Memory, TransformerState]):
         pad: int,
         bos: int,
         eos: int,
-        encoder_layers: int = 6,
-        decoder_layers: int = 6,
-        width: int = 512,
-        heads: int = 8,
-        feed_forward: int = 2048,
-        dropout: float = 0.1,
+        encoder_layers: Count = 6,
+        decoder_layers: Count = 6,
+        width: Count = 512,
+        heads: Count = 8,
+        feed_forward: Count = 2048,
+        dropout: Rate = 0.1,
         norm: Literal["first", "last"] = "first",
         attention: str | dict[str, Any] = "dot",
         decoder_attention: str | dict[str, Any] | None = None,
@@ -258,13 +258,14 @@ class Transformer(Captioner[Memory, TransformerState]):
         return Memory((*layers[:-1], self.encoder_end(hidden)), regions.mask)
 
     def start(self, memory: Memory, beams: int) -> TransformerState:
-        """Return the state before the first word: `beams` rows an image, next to each other."""
+        """Return the state before the first word; its rows come with the first tokens."""
+        del beams
         layers = cast(list[DecoderLayer], self.decoder)
         caches = [
             LayerCache(WordCache(self.max_length + 1), layer.connection.caches(memory))
             for layer in layers
         ]
-        return TransformerState(memory, caches, rows=len(memory.mask) * beams)
+        return TransformerState(memory, caches)
 
     def step(
         self, tokens: Int[Tensor, " n"], state: TransformerState

@@ -233,6 +233,8 @@ def test_unknown_captioner_names_the_nearest():
         ({"dropuot": 0.1}, "unknown argument of captioner 'transformer' 'dropuot'. Did you mean"),
         ({"heads": 5}, "5 heads do not divide a width of 32"),
         ({"heads": "2"}, "argument 'heads' of captioner 'transformer'"),
+        ({"decoder_layers": 0}, "argument 'decoder_layers' of captioner 'transformer'"),
+        ({"dropout": 1.5}, "argument 'dropout' of captioner 'transformer'"),
         ({"norm": "before"}, "argument 'norm' of captioner 'transformer'"),
         ({"attention": "zodiak"}, "unknown attention 'zodiak'. Did you mean 'zodiac'?"),
         ({"attention": {"gate": "tanh"}}, "attention without a name: {'gate': 'tanh'}"),

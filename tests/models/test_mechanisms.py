@@ -172,6 +172,18 @@ def test_words_step_by_step_are_as_all_at_once(name, steps):
 
 
 @every
+def test_the_cache_of_words_never_moves_nor_grows(name):
+    module, x = mechanism(name, "decoder"), torch.randn(2, 3, WIDTH)
+    cache, places = WordCache(length=3), set()
+    with torch.no_grad():
+        for new in x.split(1, 1):
+            module(new, new, new, causal=True, cache=cache)
+            cache.reorder(torch.tensor([1, 0]))
+            places.add((cache.keys.data_ptr(), cache.keys.shape, cache.values.data_ptr()))
+    assert len(places) == 1
+
+
+@every
 def test_a_memory_step_by_step_is_as_all_at_once_and_projected_once(name):
     module, x = mechanism(name, "decoder"), torch.randn(4, 5, WIDTH)
     memory, mask = torch.randn(2, 3, WIDTH), torch.tensor([[True, True, False], [True] * 3])

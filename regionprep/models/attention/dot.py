@@ -28,6 +28,7 @@ from regionprep.models.attention.mechanism import (
     allowed,
     share,
 )
+from regionprep.models.options import Rate
 
 
 def dot(
@@ -52,7 +53,7 @@ def dot(
 class DotAttention(Mechanism):
     """Multi-head scaled dot-product attention through torch's fused kernels."""
 
-    def __init__(self, *, width: int, heads: int, dropout: float = 0.0) -> None:
+    def __init__(self, *, width: int, heads: int, dropout: Rate = 0.0) -> None:
         super().__init__(width=width, heads=heads)
         self.dropout = dropout
         self.query = nn.Linear(width, width)

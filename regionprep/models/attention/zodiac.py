@@ -54,6 +54,7 @@ from regionprep.models.attention.mechanism import (
     allowed,
     share,
 )
+from regionprep.models.options import Rate
 
 GATES: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
@@ -133,7 +134,7 @@ class ZodiacAttention(Mechanism):
         gate: str = "sigmoid",
         zoneup: float = 1.0,
         gelu: bool = True,
-        dropout: float = 0.2,
+        dropout: Rate = 0.2,
         pool: str = "head",
     ) -> None:
         super().__init__(width=width, heads=heads)
@@ -169,7 +170,6 @@ class ZodiacAttention(Mechanism):
         cache: Cache | None = None,
     ) -> Float[Tensor, "n q m"]:
         """Return what each query takes from the values; see Mechanism."""
-
         refined = self.activate(query)
 
         def project() -> KeysAndValues:
