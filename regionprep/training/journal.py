@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,17 @@ PLAIN_SECONDS = 30.0
 """How often a line is printed where there is no terminal to draw a bar on."""
 
 
+@dataclass(frozen=True)
+class _Step:
+    """The figures of one step."""
+
+    loss: float
+    gradient_norm: float
+    tokens: int
+    seconds: float
+    waited: float
+
+
 class Journal:
     """Collects the figures of steps and writes their means: a line every `every` steps.
 
@@ -39,7 +51,7 @@ class Journal:
         self.every = every
         self.shown = shown
         self.console = Console(stderr=True, highlight=False)
-        self._pending: list[dict[str, float]] = []
+        self._pending: list[_Step] = []
         self._told = self._epoch_began = time.monotonic()
 
     @contextmanager
@@ -60,9 +72,20 @@ class Journal:
             self._task = self._bar.add_task("train", total=self.steps, completed=step, figures="")
             yield
 
-    def step(self, *, step: int, epoch: int, rate: float, figures: Mapping[str, float]) -> None:
-        """Take the figures of a step: loss, gradient_norm, tokens, seconds, data_seconds."""
-        self._pending.append(dict(figures))
+    def step(
+        self,
+        *,
+        step: int,
+        epoch: int,
+        rate: float,
+        loss: float,
+        gradient_norm: float,
+        tokens: int,
+        seconds: float,
+        waited: float,
+    ) -> None:
+        """Take the figures of a step; `waited` are those of its seconds spent waiting for data."""
+        self._pending.append(_Step(loss, gradient_norm, tokens, seconds, waited))
         if step % self.every == 0 or step == self.steps:
             self._tell_step(step, epoch, rate)
         else:
@@ -83,21 +106,19 @@ class Journal:
             self.console.print(line, markup=False, soft_wrap=True)
 
     def _tell_step(self, step: int, epoch: int, rate: float) -> None:
-        tokens, seconds, waited, loss = (
-            sum(figures[name] for figures in self._pending)
-            for name in ("tokens", "seconds", "data_seconds", "loss_sum")
-        )
-        norm = max(figures["gradient_norm"] for figures in self._pending)
-        self._pending.clear()
+        steps = self._pending
+        self._pending = []
+        tokens = sum(one.tokens for one in steps)
+        seconds = sum(one.seconds for one in steps)
         line = {
             "event": "step",
             "step": step,
             "epoch": epoch,
-            "loss": loss / tokens,
+            "loss": sum(one.loss * one.tokens for one in steps) / tokens,
             "rate": rate,
-            "gradient_norm": norm,
+            "gradient_norm": max(one.gradient_norm for one in steps),
             "tokens_per_s": round(tokens / seconds, 1),
-            "data_share": round(waited / seconds, 4),
+            "data_share": round(sum(one.waited for one in steps) / seconds, 4),
         }
         self._write(line)
         told = f"loss {line['loss']:.3f}  rate {rate:.2e}  {line['tokens_per_s']:,.0f} tokens/s"

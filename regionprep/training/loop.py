@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -20,20 +19,24 @@ from pathlib import Path
 from typing import NoReturn
 
 import torch
-from lightning_fabric import Fabric
-from torch import Tensor, nn
-from torch.optim import AdamW
 
 from regionprep.errors import InputError, TrainingError, unknown
-from regionprep.manifests import ModelManifest, TrainingRecipe, parse
-from regionprep.models import beam_search
+from regionprep.manifests import ModelManifest, parse
 from regionprep.pipeline.claim import claimed, terminable
 from regionprep.pipeline.devices import choose_device
 from regionprep.pipeline.store import FeatureStore
 from regionprep.pipeline.vocab import Vocabulary, load_vocabulary
 from regionprep.training import checkpoints
-from regionprep.training.batches import Batch, Data, Epoch, open_data, require_own_boxes
+from regionprep.training.batches import (
+    Batch,
+    CaptionedImages,
+    Data,
+    Epoch,
+    open_data,
+    require_own_boxes,
+)
 from regionprep.training.checkpoints import Progress
+from regionprep.training.engine import Engine
 from regionprep.training.journal import Journal
 from regionprep.training.losses import cross_entropy
 from regionprep.training.runs import (
@@ -49,10 +52,8 @@ from regionprep.training.runs import (
     versions,
 )
 from regionprep.training.schedules import schedule
+from regionprep.training.validation import Score, validate
 from regionprep.workspace import Workspace, write_text
-
-Score = Callable[[dict[str, list[str]]], Mapping[str, float]]
-"""From the words of a caption by image id to figures by name; higher is better."""
 
 
 def train(
@@ -147,19 +148,6 @@ class Options:
     progress: bool = True
 
 
-class TeacherForcing(nn.Module):
-    """A captioner as Fabric calls it: from a batch to the logits of its targets."""
-
-    def __init__(self, captioner: nn.Module) -> None:
-        super().__init__()
-        self.captioner = captioner
-
-    def forward(self, batch: Batch) -> Tensor:
-        """Return the logits (b, c, t, v) of the batch's targets."""
-        logits: Tensor = self.captioner(batch.regions, batch.inputs)
-        return logits
-
-
 class Trainer:
     """A run under way."""
 
@@ -174,8 +162,8 @@ class Trainer:
     ) -> None:
         self.config, self.folder, self.data = config, folder, data
         self.vocabulary, self.score, self.options = vocabulary, score, options
-        self.recipe: TrainingRecipe = config.model.training
-        self.epoch_steps = -(-len(data.train) // self.recipe.batch_images)
+        self.recipe = config.model.training
+        self.epoch_steps = len(self._epoch(0))
         self.steps = min(self.recipe.epochs * self.epoch_steps, config.max_steps or sys.maxsize)
         self.rate_at = schedule(self.recipe, steps_per_epoch=self.epoch_steps)
         self.journal = Journal(
@@ -185,8 +173,16 @@ class Trainer:
             every=options.log_every,
             shown=options.progress,
         )
-        self._set_up(choose_device(options.device))
+        torch.manual_seed(config.seed)
+        self.engine = Engine(
+            build_model(config, vocabulary),
+            self.recipe,
+            device=choose_device(options.device),
+            precision=config.precision,
+            workers=options.workers,
+        )
         self.progress = self._resume()
+        self.saved = self.progress.step
 
     def fit(self) -> None:
         """Train until the end, epoch by epoch."""
@@ -199,34 +195,28 @@ class Trainer:
 
     def _train_epoch(self) -> None:
         """Do what is left of an epoch."""
-        progress, recipe = self.progress, self.recipe
         for batch, waited in _timed(self._batches()):
             began = time.perf_counter()
-            rate = self._set_rate(progress.step + 1)
+            rate = self.rate_at(self.progress.step + 1)
             loss = cross_entropy(
-                self.model(batch),
+                self.engine.model(batch),
                 batch.targets,
                 pad=self.vocabulary.pad,
-                label_smoothing=recipe.label_smoothing,
+                label_smoothing=self.recipe.label_smoothing,
             )
-            self.fabric.backward(loss)
-            norm, value = self._clip_gradients(), loss.item()
-            self._require_finite(value, norm, rate, batch)
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-            progress.count(value, batch.tokens)
-            seconds = waited + time.perf_counter() - began
+            norm, value = self.engine.backward(loss), loss.item()
+            self._require_finite(value, norm, batch)
+            self.engine.update(rate)
+            self.progress.count(value, batch.tokens)
             self.journal.step(
-                step=progress.step,
-                epoch=progress.epoch + 1,
+                step=self.progress.step,
+                epoch=self.progress.epoch + 1,
                 rate=rate,
-                figures={
-                    "loss_sum": value * batch.tokens,
-                    "tokens": batch.tokens,
-                    "gradient_norm": norm,
-                    "seconds": seconds,
-                    "data_seconds": waited,
-                },
+                loss=value,
+                gradient_norm=norm,
+                tokens=batch.tokens,
+                seconds=waited + time.perf_counter() - began,
+                waited=waited,
             )
             if self._is_due():
                 self._save("last")
@@ -234,7 +224,9 @@ class Trainer:
     def _end_epoch(self) -> None:
         """Validate, and keep the checkpoint: as the last, and as the best where it is."""
         progress = self.progress
-        figures = {"train_loss": progress.epoch_loss / progress.epoch_tokens} | self._validate()
+        figures = {"train_loss": progress.epoch_loss / progress.epoch_tokens}
+        if self.data.val is not None:
+            figures |= self._validate(self.data.val)
         best = self._is_best(figures)
         if best:
             progress.best = figures.get(f"val_{self.config.select_by}")
@@ -244,41 +236,23 @@ class Trainer:
         # The best first: killed in between, the epoch is done again and both are written.
         self._save(*(["best"] if best else []), "last")
 
-    @torch.inference_mode()
-    def _validate(self) -> dict[str, float]:
-        """Return the loss on the captions of val, and the figures of captions for its images."""
-        if self.data.val is None:
-            return {}
-        captions: dict[str, list[str]] = {}
-        loss, tokens = 0.0, 0
-        self.model.eval()
-        for batch in self._load(Epoch(self.data.val, 0, self.recipe.batch_images, shuffle=False)):
-            with self.fabric.autocast():
-                batch_loss = cross_entropy(
-                    self.model(batch), batch.targets, pad=self.vocabulary.pad
-                )
-                captions |= self._caption(batch) if self.score else {}
-            loss += batch_loss.item() * batch.tokens
-            tokens += batch.tokens
-        self.model.train()
-        scores = dict(self.score(captions)) if self.score else {}
-        return {f"val_{name}": value for name, value in ({"loss": loss / tokens} | scores).items()}
+    def _epoch(self, number: int) -> Epoch:
+        return Epoch(self.data.train, number, self.recipe.batch_images, shuffle=True)
 
-    def _caption(self, batch: Batch) -> dict[str, list[str]]:
-        """Return the words of the best caption of each image."""
-        found = beam_search(
-            self.captioner,
-            batch.regions,
-            beam_size=self.config.beam_size,
-            forbidden=[self.vocabulary.unk],
-        )
-        words = (self.vocabulary.decode(best[0].tokens) for best in found)
-        return dict(zip(batch.image_ids, words, strict=True))
+    def _batches(self) -> Iterator[Batch]:
+        """Return what is left of the epoch, or of the steps."""
+        batches = self.engine.load(self._epoch(self.progress.epoch), start=self.progress.batch)
+        return islice(batches, self.steps - self.progress.step)
+
+    def _validate(self, images: CaptionedImages) -> dict[str, float]:
+        epoch = Epoch(images, 0, self.recipe.batch_images, shuffle=False)
+        beam_size = self.config.beam_size
+        return validate(self.engine, epoch, self.vocabulary, score=self.score, beam_size=beam_size)
 
     def _is_best(self, figures: Mapping[str, float]) -> bool:
         """Tell whether an epoch is the best so far; without val every epoch is."""
         chosen, best = f"val_{self.config.select_by}", self.progress.best
-        if figures.keys() != {"train_loss"} and chosen not in figures:
+        if self.data.val is not None and chosen not in figures:
             known = [name.removeprefix("val_") for name in figures if name.startswith("val_")]
             raise InputError(unknown("metric", self.config.select_by, known))
         if not all(map(math.isfinite, figures.values())):
@@ -287,47 +261,23 @@ class Trainer:
             return True
         return figures[chosen] < best if chosen == "val_loss" else figures[chosen] > best
 
-    def _set_up(self, device: torch.device) -> None:
-        """Make the model and its optimiser from the seed, and put them under Fabric."""
-        recipe = self.recipe
-        torch.manual_seed(self.config.seed)
-        self.captioner = build_model(self.config, self.vocabulary)
-        # `fused` is one call for all parameters, on the CPU as well as on a GPU.
-        optimizer = AdamW(
-            self.captioner.parameters(),
-            lr=recipe.learning_rate,
-            betas=recipe.betas,
-            weight_decay=recipe.weight_decay,
-            fused=True,
-        )
-        index = [device.index or 0] if device.type == "cuda" else 1
-        self.fabric = Fabric(
-            accelerator=device.type, devices=index, precision=self.config.precision
-        )
-        self.model, self.optimizer = self.fabric.setup(TeacherForcing(self.captioner), optimizer)
-        self.model.train()
-
     def _resume(self) -> Progress:
         """Return where training stands, with the state of the furthest whole checkpoint."""
-        files = [checkpoint_path(self.folder, name) for name in ("last", "best")]
+        files = {checkpoint_path(self.folder, name): name for name in ("last", "best")}
         found, faults = checkpoints.load_furthest(files, expected=self.config.binding())
         for fault in faults:
             self.journal.say(f"passed over: {fault}")
         if found is None:
             return Progress()
-        checkpoints.restore(found, self.captioner, self.optimizer)
-        if found.progress.scaler:
-            self.fabric.strategy.precision.load_state_dict(found.progress.scaler)
+        self.engine.restore(found)
+        # What is whole takes the place of what is torn; a torn best has to be found again.
+        torn = {name for path, name in files.items() if path in {fault.where for fault in faults}}
+        if "best" in torn:
+            found.progress.best = None
+        if torn:
+            paths = [checkpoint_path(self.folder, name) for name in torn]
+            checkpoints.save(paths, found.tensors, found.progress, found.belongs)
         return found.progress
-
-    def _save(self, *names: str) -> None:
-        self.progress.scaler = self.fabric.strategy.precision.state_dict()
-        checkpoints.save(
-            [checkpoint_path(self.folder, name) for name in names],
-            checkpoints.capture(self.captioner, self.optimizer),
-            self.progress,
-            self.config.binding(),
-        )
 
     def _is_due(self) -> bool:
         """Tell whether to save in the middle of an epoch; its end saves anyway."""
@@ -335,70 +285,48 @@ class Trainer:
         ends = batch == self.epoch_steps or step == self.steps
         return step % self.options.checkpoint_every == 0 and not ends
 
-    def _batches(self) -> Iterator[Batch]:
-        """Return what is left of the epoch, or of the steps."""
-        epoch = Epoch(self.data.train, self.progress.epoch, self.recipe.batch_images, shuffle=True)
-        left = self.steps - self.progress.step
-        return islice(self._load(epoch, start=self.progress.batch), left)
+    def _save(self, *names: str) -> None:
+        self.progress.scaler = self.engine.scaler()
+        paths = [checkpoint_path(self.folder, name) for name in names]
+        checkpoints.save(paths, self.engine.capture(), self.progress, self.config.binding())
+        self.saved = self.progress.step
 
-    def _load(self, epoch: Epoch, *, start: int = 0) -> Iterator[Batch]:
-        gpu = self.fabric.device.type == "cuda"
-        workers = self.options.workers
-        if workers is None:
-            workers = min(4, os.cpu_count() or 1) if gpu else 0
-        for batch in epoch.loader(start=start, workers=workers, pin=gpu):
-            yield batch.to(self.fabric.device)
-
-    def _set_rate(self, step: int) -> float:
-        rate = self.rate_at(step)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        return rate
-
-    def _clip_gradients(self) -> float:
-        """Return the norm of all gradients, after clipping them as the recipe says."""
-        norm = self.fabric.clip_gradients(
-            self.model,
-            self.optimizer,
-            max_norm=self.recipe.clip_norm or math.inf,
-            error_if_nonfinite=False,
-        )
-        if self.recipe.clip_value:
-            nn.utils.clip_grad_value_(self.captioner.parameters(), self.recipe.clip_value)
-        assert norm is not None, "a norm was asked for"
-        return norm.item()
-
-    def _require_finite(self, loss: float, norm: float, rate: float, batch: Batch) -> None:
+    def _require_finite(self, loss: float, norm: float, batch: Batch) -> None:
         """Stop before an update that would spoil the weights."""
-        # A loss scale is found by overflows: those steps are left out by the scaler.
-        overflow_is_normal = self.config.precision == "16-mixed"
-        if math.isfinite(loss) and (math.isfinite(norm) or overflow_is_normal):
-            return
-        figures = {"loss": loss, "gradient_norm": norm, "rate": rate}
-        self._fail(f"loss {loss}, norm of the gradients {norm}", figures, batch.image_ids)
+        if not self.engine.survives(loss=loss, norm=norm):
+            figures = {"loss": loss, "gradient_norm": norm}
+            self._fail(f"loss {loss}, norm of the gradients {norm}", figures, batch.image_ids)
 
     def _fail(
         self, what: str, figures: Mapping[str, float], image_ids: Sequence[str] = ()
     ) -> NoReturn:
         """Write down what went wrong and raise TrainingError."""
         step, epoch = self.progress.step + 1, self.progress.epoch + 1
-        told = {name: str(value) for name, value in figures.items()}
-        record = {"step": step, "epoch": epoch, **told, "image_ids": list(image_ids)}
+        rate = self.rate_at(step)
+        record = {
+            "step": step,
+            "epoch": epoch,
+            "rate": rate,
+            # As text, for JSON knows neither NaN nor infinity.
+            **{name: str(value) for name, value in figures.items()},
+            "image_ids": list(image_ids),
+        }
         write_text(self.folder / FAILURE, json.dumps(record, indent=1) + "\n")
         raise TrainingError(
-            f"{what} at step {step}, in epoch {epoch}, at a rate of {self.rate_at(step):.3g}; the "
-            f"images of the batch are in {FAILURE}, the last checkpoint is kept",
+            f"{what} at step {step}, in epoch {epoch}, at a rate of {rate:.3g}; the last good "
+            f"checkpoint, of step {self.saved}, is kept",
             where=self.folder,
-            mend="Look at those images' features, or train anew (--force) with a lower "
-            "learning_rate or a clip_norm in the model's manifest.",
+            mend=f"Look at the features of the images in {FAILURE}, or train anew (--force) with "
+            "a lower learning_rate or a clip_norm in the model's manifest.",
         )
 
     def _introduce(self) -> None:
-        data, parameters = self.data, sum(p.numel() for p in self.captioner.parameters())
+        data = self.data
+        parameters = sum(weight.numel() for weight in self.engine.captioner.parameters())
         failed = len(data.train.failed) + (len(data.val.failed) if data.val else 0)
         left_out = f", {failed:,} left out for their features have failed" if failed else ""
         self.journal.say(
-            f"{self.config.name}: {parameters / 1e6:.2f} M parameters on {self.fabric.device}, "
+            f"{self.config.name}: {parameters / 1e6:.2f} M parameters on {self.engine.device}, "
             f"{len(data.train):,} images to train on{left_out}"
         )
         if data.val is None:
@@ -422,11 +350,9 @@ class Trainer:
         try:
             yield
         except KeyboardInterrupt:
-            saved = checkpoint_path(self.folder, "last")
-            kept = checkpoints.load(saved).progress.step if saved.exists() else 0
             print(
                 f"stopped at step {self.progress.step:,} of {self.steps:,}; the same command goes "
-                f"on after step {kept:,}, the last that is saved",
+                f"on after step {self.saved:,}, the last that is saved",
                 file=sys.stderr,
                 flush=True,
             )

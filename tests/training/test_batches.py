@@ -136,6 +136,8 @@ def test_order_depends_on_seed_and_epoch_alone() -> None:
     assert len({tuple(shuffled(50, seed, epoch)) for seed in (0, 1) for epoch in (0, 1)}) == 4
 
 
+# Workers are forked: Python warns of that in a process with threads, from 3.12 on.
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_epoch_entered_late_gives_the_batches_that_were_left(
     workspace: Workspace, workers: int

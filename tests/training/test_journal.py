@@ -16,14 +16,16 @@ def journal(file: Path, **options: Any) -> Journal:
 
 
 def tell(to: Journal, step: int, *, loss: float = 2.0, tokens: int = 10) -> None:
-    figures = {
-        "loss_sum": loss * tokens,
-        "tokens": tokens,
-        "gradient_norm": 0.5 * step,
-        "seconds": 0.5,
-        "data_seconds": 0.1,
-    }
-    to.step(step=step, epoch=1, rate=1e-3, figures=figures)
+    to.step(
+        step=step,
+        epoch=1,
+        rate=1e-3,
+        loss=loss,
+        gradient_norm=0.5 * step,
+        tokens=tokens,
+        seconds=0.5,
+        waited=0.1,
+    )
 
 
 def test_step_lines_hold_means_over_the_steps_since_the_last(tmp_path: Path) -> None:

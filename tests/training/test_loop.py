@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from made_up import BACKBONE, DETECTOR, image_id, manifest, right, row, words, write_features
+from made_up import BACKBONE, DETECTOR, WIDTH, image_id, manifest, right, row, words, write_features
 from torch import Tensor
 
 from regionprep.errors import BusyError, InputError, MismatchError, MissingError, TrainingError
 from regionprep.models import beam_search
 from regionprep.pipeline.claim import claimed
+from regionprep.pipeline.shards import ImageRow
 from regionprep.pipeline.store import FeatureStore
 from regionprep.pipeline.vocab import Vocabulary
 from regionprep.training import load_run, loop, pad_regions, read_metrics, train
 from regionprep.training.checkpoints import load
+from regionprep.training.engine import Engine
 from regionprep.training.losses import cross_entropy
 from regionprep.workspace import Workspace
 
@@ -140,16 +144,16 @@ def test_gradients_are_clipped_as_the_recipe_says(
 ) -> None:
     seen: list[float] = []
 
-    def watch(trainer: loop.Trainer) -> float:
-        norm = clip(trainer)
-        gradients = [p.grad for p in trainer.captioner.parameters() if p.grad is not None]
+    def watch(engine: Engine, loss: Tensor) -> float:
+        norm = backward(engine, loss)
+        gradients = [p.grad for p in engine.captioner.parameters() if p.grad is not None]
         largest = max(gradient.abs().max().item() for gradient in gradients)
         seen.append(torch.nn.utils.get_total_norm(gradients).item() if bound else largest)
         return norm
 
-    clip = loop.Trainer._clip_gradients
+    backward = Engine.backward
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop.Trainer, "_clip_gradients", watch)
+        patch.setattr(Engine, "backward", watch)
         fit(workspace, recipe=recipe, max_steps=2)
     assert seen == pytest.approx([*recipe.values()] * 2, rel=1e-3)
 
@@ -243,6 +247,67 @@ def test_a_gradient_that_is_no_number_stops_before_the_weights_are_spoilt(
 ) -> None:
     spoil(monkeypatch, at=2, by=1e38)
     with pytest.raises(TrainingError, match="norm of the gradients inf at step 2"):
+        fit(workspace)
+
+
+@pytest.mark.parametrize("name", ["last", "best"])
+def test_a_torn_checkpoint_is_told_and_replaced_by_the_whole_one(
+    workspace: Workspace, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    undisturbed = last_weights(fit(workspace, name="other"))
+    folder = fit(workspace)
+    (folder / "finished.json").unlink()
+    torn = folder / "checkpoints" / f"{name}.safetensors"
+    torn.write_bytes(torn.read_bytes()[:-1])
+    fit(workspace, progress=True)
+    assert f"{name}.safetensors: the checkpoint is torn" in capsys.readouterr().err
+    assert same(last_weights(folder), undisturbed)
+    assert load_run(folder, "cpu", checkpoint=name)
+
+
+def test_an_interrupted_run_says_where_it_stands_and_goes_on(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(engine: Engine, rate: float) -> None:
+        if next(count) == 8:
+            os.kill(os.getpid(), signal.SIGTERM)
+        update(engine, rate)
+
+    update, count = Engine.update, iter(range(1, 100))
+    monkeypatch.setattr(Engine, "update", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        fit(workspace)
+    told = capsys.readouterr().err
+    assert "stopped at step 7 of 18; the same command goes on after step 6" in told
+    monkeypatch.undo()
+    fit(workspace, progress=True)
+    assert "going on after step 6 of 18" in capsys.readouterr().err
+
+
+def test_low_precision_trains_and_keeps_float32_weights(workspace: Workspace) -> None:
+    folder = fit(workspace, precision="bf16-mixed", score=right, select_by="right", max_steps=3)
+    assert {weight.dtype for weight in last_weights(folder).values()} == {torch.float32}
+    assert load_run(folder, "cpu").config.precision == "bf16-mixed"
+
+
+def test_images_whose_features_failed_are_counted(
+    workspace: Workspace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed = ImageRow.failed(image_id(3), "truncated", "ends early", feature_width=WIDTH)
+    write_features(workspace, [failed, *(row(i) for i in range(40) if i != 3)], force=True)
+    fit(workspace, max_steps=1, progress=True)
+    told = capsys.readouterr().err
+    assert "31 images to train on, 1 left out for their features have failed" in told
+
+
+def test_out_of_memory_names_the_batch_and_a_smaller_one(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(engine: Engine, loss: Tensor) -> float:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Engine, "backward", fail)
+    with pytest.raises(TrainingError, match=r"no room for a batch of 6 images\n.*--batch-images 3"):
         fit(workspace)
 
 
