@@ -315,16 +315,19 @@ def open_data(
 
 
 def require_own_boxes(workspace: Workspace, store: FeatureStore, detector: str) -> str:
-    """Return the fingerprint of the boxes that features were made with.
+    """Return the fingerprint of the boxes that features were made with, "" for a feature map.
 
     Raises MismatchError where the detector's boxes in the workspace are others by now.
     """
     made_with = str(store.metadata.get("boxes", ""))
     folder = workspace.regions(detector)
-    if folder.is_dir() and (now := FeatureStore(folder).fingerprint) != made_with:
+    if not made_with or not folder.is_dir():
+        return made_with
+    now = FeatureStore(folder).fingerprint
+    if now != made_with:
         raise MismatchError(
-            f"these features were made with other boxes ({made_with[:12] or 'unknown'}) than those "
-            f"of {folder} ({now[:12]})",
+            f"these features were made with other boxes ({made_with[:12]}) than those that "
+            f"{folder} has ({now[:12]})",
             where=store.folder,
             mend=f"Make them anew: `{command('features', store.folder)} --force`.",
         )

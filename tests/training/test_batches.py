@@ -14,6 +14,7 @@ from made_up import (
     BACKBONE,
     DETECTOR,
     WIDTH,
+    Rows,
     captions,
     image_id,
     row,
@@ -22,7 +23,8 @@ from made_up import (
 )
 
 from regionprep.errors import InputError, MismatchError, MissingError
-from regionprep.pipeline.shards import ImageRow
+from regionprep.pipeline.executor import run_plan
+from regionprep.pipeline.shards import ImageRow, Plan
 from regionprep.pipeline.store import FeatureStore
 from regionprep.pipeline.vocab import Vocabulary, load_vocabulary
 from regionprep.training.batches import (
@@ -270,3 +272,12 @@ def test_features_of_other_boxes_are_refused_naming_both(workspace: Workspace) -
 def test_own_boxes_are_told_by_their_fingerprint(workspace: Workspace) -> None:
     now = FeatureStore(workspace.regions(DETECTOR)).fingerprint
     assert require_own_boxes(workspace, open_store(workspace), DETECTOR) == now
+
+
+def test_features_of_no_boxes_have_none_to_differ(workspace: Workspace) -> None:
+    rows = [row(index) for index in range(40)]
+    by_id = {one.image_id: one for one in rows}
+    plan = Plan.make(by_id, stage="features", settings={"boxes": "", "grid": True})
+    run_plan(plan, workspace.features(DETECTOR, "map"), lambda: Rows(by_id, WIDTH), progress=False)
+    store = FeatureStore(workspace.features(DETECTOR, "map"))
+    assert require_own_boxes(workspace, store, DETECTOR) == ""
