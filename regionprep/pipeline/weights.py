@@ -91,8 +91,13 @@ def fetch_hub(repository: str, files: Sequence[str], *, origin: str) -> Weights:
     It comes from the hub's cache or is downloaded into it. Raises MissingError naming the file and
     the address when that cannot be done.
     """
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache
-    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub import (
+        get_hf_file_metadata,
+        hf_hub_download,
+        hf_hub_url,
+        try_to_load_from_cache,
+    )
+    from huggingface_hub.errors import EntryNotFoundError
 
     for name in files:
         cached = try_to_load_from_cache(repository, name)
@@ -101,9 +106,14 @@ def fetch_hub(repository: str, files: Sequence[str], *, origin: str) -> Weights:
     reason: Exception | None = None
     for name in files:
         try:
+            # Asked first, for the download itself would try for a minute to find a network.
+            get_hf_file_metadata(hf_hub_url(repository, name))
             return Weights(Path(hf_hub_download(repository, name)), origin)
-        except (OSError, ValueError, HfHubHTTPError) as error:
+        except EntryNotFoundError as error:
             reason = error
+        except Exception as error:  # whichever the hub's HTTP library of the day raises
+            reason = error
+            break
     summary = str(reason).partition("\n")[0]
     raise MissingError(
         f"the weights of {origin} are not on this machine and cannot be fetched: {summary}",

@@ -67,6 +67,9 @@ class Detector(Protocol):
     def from_manifest(cls, manifest: DetectorManifest, resources: Resources) -> Self:
         """Return the detector, or raise what is missing for it."""
 
+    def load(self) -> None:
+        """Load the model now, or raise what is wrong with it."""
+
     def detect(self, images: Sequence[Pixels], image_ids: Sequence[str]) -> list[Candidates]:
         """Return each image's candidates; `images` are uint8 (height, width, 3) RGB."""
 
@@ -82,6 +85,9 @@ class Detector(Protocol):
 
 class Networkless:
     """The part of a detector that has no network: no pooled features."""
+
+    def load(self) -> None:
+        """Do nothing: there is no model."""
 
     @property
     def feature_width(self) -> int:

@@ -51,6 +51,10 @@ class FasterRCNNDetector(ABC):
         """Return the network, loaded at its first use."""
         return self.build().eval().requires_grad_(False).to(self.device)
 
+    def load(self) -> None:
+        """Load the model now, or raise what is wrong with it."""
+        self.network  # noqa: B018 - loaded at its first use
+
     @property
     def feature_width(self) -> int:
         """Return the width of the box head's output."""

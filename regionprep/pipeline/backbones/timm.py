@@ -1,0 +1,135 @@
+"""Image models of timm: pooled features before the classifier, or the map before the pooling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, Self
+
+import timm
+from PIL import Image
+from timm.data.config import resolve_data_config
+from timm.data.transforms_factory import create_transform
+from timm.models import get_pretrained_cfg
+from torch import Tensor, nn
+
+from regionprep.errors import ManifestError, MissingError, unknown
+from regionprep.manifests import BackboneManifest
+from regionprep.pipeline.backbones.backbone import BATCH_CROPS, CropBackbone, channels_last
+from regionprep.pipeline.backbones.packaged import PACKAGES, Packaged
+from regionprep.pipeline.backbones.resources import Resources, no_options, no_such
+from regionprep.pipeline.weights import Weights, differences, fetch_hub, fetch_url, misfit
+
+HUB_FILES = ("model.safetensors", "pytorch_model.bin")
+
+
+class TimmBackbone(CropBackbone):
+    """A model of timm by name, with its transform.
+
+    `pretrained` is the tag of timm's weights (None: timm's first), which the transform belongs to;
+    `weights` is a file instead of them, `package` a Python package that brings them.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        pretrained: str | None = None,
+        weights: Weights | None = None,
+        package: Packaged | None = None,
+        batch_size: int = BATCH_CROPS,
+        device: str = "auto",
+    ) -> None:
+        super().__init__(batch_size=batch_size, device=device)
+        if not timm.is_model(model):
+            raise no_such("timm", model, timm.list_models())
+        tags = [name.partition(".")[2] for name in timm.list_pretrained(f"{model}.*")]
+        if pretrained is not None and pretrained not in tags:
+            raise ManifestError(unknown(f"weights of timm's {model}", pretrained, tags))
+        self.name = f"{model}.{pretrained}" if pretrained else model
+        self._file, self._package = weights, package
+
+    @classmethod
+    def from_manifest(cls, manifest: BackboneManifest, resources: Resources) -> Self:
+        """Return the backbone, or raise what is missing for it."""
+        no_options(manifest)
+        model, _, tag = manifest.model.partition(".")
+        return cls(
+            model,
+            pretrained=manifest.pretrained or tag or None,
+            weights=resources.file,
+            package=PACKAGES[manifest.package] if manifest.package else None,
+            batch_size=resources.batch_size or BATCH_CROPS,
+            device=resources.device,
+        )
+
+    @cached_property
+    def weights(self) -> Weights:
+        """Return the file of weights, downloaded by name if it was neither given nor packaged."""
+        return self._file or (self._package.find() if self._package else self._fetch())
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """Return what decides the features."""
+        return {"weights": self.weights.provenance, "preprocessing": self._config}
+
+    @cached_property
+    def transform(self) -> Callable[[Image.Image], Tensor]:
+        """Return timm's transform for these weights."""
+        transform: Callable[[Image.Image], Tensor] = create_transform(**self._config)
+        return transform
+
+    def build(self) -> nn.Module:
+        """Return the model without its classifier."""
+        tensors = self.weights.read()
+        if self._package and not self._file:
+            tensors = self._package.rename(tensors)
+        try:
+            model: nn.Module = timm.create_model(
+                self.name,
+                pretrained=True,
+                pretrained_cfg_overlay={"state_dict": tensors},
+                num_classes=0,
+            )
+        except (RuntimeError, KeyError) as error:
+            whole = timm.create_model(self.name, pretrained=False)
+            differ = differences(whole, tensors) or [str(error)]
+            raise misfit(f"timm's {self.name}", differ, where=self.weights.path) from error
+        return model
+
+    def pooled(self, batch: Tensor) -> Tensor:
+        """Return the features before the classifier."""
+        features: Tensor = self.model(batch)
+        return features
+
+    def mapped(self, batch: Tensor) -> Tensor:
+        """Return the features before the pooling."""
+        model = self.model
+        cells = getattr(getattr(model, "patch_embed", None), "grid_size", (0, 0))
+        maps = model.forward_features(batch)
+        prefix = getattr(model, "num_prefix_tokens", 0)
+        return channels_last(maps, model.num_features, prefix, cells)
+
+    @cached_property
+    def _config(self) -> dict[str, Any]:
+        resolve: Callable[..., dict[str, Any]] = resolve_data_config
+        config = resolve(pretrained_cfg=self._pretrained.to_dict())
+        return {
+            key: list(value) if isinstance(value, tuple) else value for key, value in config.items()
+        }
+
+    @property
+    def _pretrained(self) -> Any:  # noqa: ANN401 - timm has no types
+        return get_pretrained_cfg(self.name)
+
+    def _fetch(self) -> Weights:
+        config, origin = self._pretrained, f"timm {self.name}"
+        if config.hf_hub_id:
+            files = (config.hf_hub_filename,) if config.hf_hub_filename else HUB_FILES
+            return fetch_hub(config.hf_hub_id, files, origin=origin)
+        if config.url:
+            return fetch_url(config.url, origin=origin)
+        raise MissingError(
+            f"timm has no weights for {self.name}",
+            mend="Give them with --weights FILE, or choose another of timm.list_pretrained().",
+        )
