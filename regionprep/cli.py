@@ -277,15 +277,11 @@ def sheet(
 
 
 @app.command()
-def retrieval(
-    detector: Detector = None,
-    backbone: Backbone = None,
-    split: Annotated[str | None, typer.Option(help="One split; all by default.")] = None,
-) -> None:
+def retrieval(detector: Detector = None, backbone: Backbone = None) -> None:
     """Check that neighbours by features share caption words."""
     from regionprep.job import check_retrieval
 
-    print(check_retrieval(_workspace(), detector=detector, backbone=backbone, split=split))
+    print(check_retrieval(_workspace(), detector=detector, backbone=backbone))
 
 
 @app.command()
@@ -317,6 +313,9 @@ def demo(
 
 def main() -> NoReturn:
     """Run `prep`: 0 is done, 1 is failed images under --strict, 2 is a fault to mend."""
+    from regionprep.memory import keep_freed_memory
+
+    keep_freed_memory()
     try:
         app()
     except PrepError as error:

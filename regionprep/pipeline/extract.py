@@ -1,0 +1,263 @@
+"""The stage that describes regions: images and boxes to feature vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regionprep.errors import InputError, MissingError
+from regionprep.manifests import BackboneManifest, DetectorManifest, names
+from regionprep.pipeline import backbones, detectors
+from regionprep.pipeline.backbones import Backbone, FeatureMap
+from regionprep.pipeline.backbones.backbone import BATCH_CROPS
+from regionprep.pipeline.detect import (
+    Photographs,
+    detect_batch,
+    images_fingerprint,
+    noted,
+    notes,
+    rebuild,
+    require_same_weights,
+    versions,
+)
+from regionprep.pipeline.detectors import Detector
+from regionprep.pipeline.detectors.detector import Pixels
+from regionprep.pipeline.executor import Outcome, run_plan
+from regionprep.pipeline.images import ImageFault
+from regionprep.pipeline.selection import Selection
+from regionprep.pipeline.shards import Columns, DType, ImageRow, Plan
+from regionprep.pipeline.store import FeatureStore
+from regionprep.pipeline.tables import read_images
+from regionprep.workspace import Workspace
+
+IMAGES = 32
+"""Images that a stage works on together; how many crops share a forward pass is `batch_size`."""
+
+MAP = "feature_map"
+"""What takes the detector's place in `features/DETECTOR/BACKBONE` where the regions are a map."""
+
+
+def run_extract(
+    workspace: Workspace,
+    detector: str | None = None,
+    backbone: str | None = None,
+    *,
+    weights: Path | None = None,
+    grid: bool = False,
+    dtype: DType = "float16",
+    shard_size: int = 2048,
+    batch_size: int | None = None,
+    device: str = "auto",
+    force: bool = False,
+    progress: bool = True,
+) -> Outcome:
+    """Describe every region of the workspace, into `features/DETECTOR/BACKBONE/`.
+
+    With `grid` a region is a cell of the backbone's last feature map over the whole image, row by
+    row, and no detector is asked; the folder is `features/feature_map/BACKBONE/`. Raises
+    MissingError before `prep detect`, InputError where names do not go together, and what loading
+    the backbone and `executor.run_plan` raise.
+    """
+    manifest = _backbone(workspace, backbone)
+    if grid and detector is not None:
+        raise InputError("--grid takes a map of the whole image: --detector does not go with it")
+    images = read_images(workspace)
+    regions = None if grid else FeatureStore(workspace.regions(workspace.choose_detector(detector)))
+    source = _load(manifest, regions, weights=weights, device=device, batch_size=batch_size)
+    settings = {
+        "detector": MAP if regions is None else regions.metadata["detector"],
+        "backbone": manifest.name,
+        "adapter": manifest.model_dump(
+            mode="json", include={"library", "model", "pretrained", "package", "options"}
+        ),
+        **source.provenance,
+        "boxes": "" if regions is None else regions.fingerprint,
+        "regions": {} if regions is None else _binding(regions.metadata),
+        "grid": grid,
+        "dtype": dtype,
+        "images": images_fingerprint(workspace, images),
+        "batch_size": batch_size or BATCH_CROPS,
+        "notes": notes(device, weights=weights),
+        "versions": versions("torch", "torchvision", "timm", "open_clip_torch"),
+    }
+    plan = Plan.make(
+        [image.image_id for image in images],
+        stage="features",
+        settings=settings,
+        shard_size=shard_size,
+    )
+    if regions is not None:
+        _require_same_images(plan, regions)
+    return run_plan(
+        plan,
+        workspace.features(settings["detector"], manifest.name),
+        lambda: ExtractStage(source, Photographs(workspace, images), regions, dtype),
+        force=force,
+        progress=progress,
+    )
+
+
+def extract_batch(
+    images: Sequence[Pixels], rows: Sequence[ImageRow], backbone: Backbone, dtype: DType
+) -> list[ImageRow]:
+    """Return the rows with the features of their boxes in `images`."""
+    found = backbone.regions(images, [row.boxes for row in rows])
+    return [
+        replace(row, features=_stored(features, dtype))
+        for row, features in zip(rows, found, strict=True)
+    ]
+
+
+def map_batch(
+    images: Sequence[Pixels], image_ids: Sequence[str], backbone: Backbone, dtype: DType
+) -> list[ImageRow]:
+    """Return rows whose regions are the cells of the images' feature maps, row by row."""
+    return [
+        _map_row(name, image, cells, dtype)
+        for name, image, cells in zip(image_ids, images, backbone.maps(images), strict=True)
+    ]
+
+
+class ExtractStage:
+    """Features of a batch of images: the stage that the executor runs."""
+
+    batch_size = IMAGES
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        photographs: Photographs,
+        regions: FeatureStore | None,
+        dtype: DType,
+    ) -> None:
+        """Load the backbone, whose width the columns need."""
+        self.backbone, self.photographs = backbone, photographs
+        self.regions, self.dtype = regions, dtype
+        width = backbone.map_width if regions is None else backbone.width
+        self.schema = Columns(width, dtype)
+
+    def read(self, image_id: str) -> tuple[str, Pixels, ImageRow | None]:
+        """Return the image and its regions, or raise ImageFault."""
+        if self.regions is None:
+            return image_id, self.photographs[image_id], None
+        row = self.regions[image_id]
+        if not row.ok:
+            raise ImageFault(row.status, row.error, width=row.width, height=row.height)
+        return image_id, self.photographs[image_id], row
+
+    def __call__(self, items: list[tuple[str, Pixels, ImageRow | None]]) -> list[ImageRow]:
+        """Return the images' rows with features."""
+        names, images, rows = zip(*items, strict=True)
+        if self.regions is None:
+            return map_batch(images, names, self.backbone, self.dtype)
+        return extract_batch(images, rows, self.backbone, self.dtype)
+
+
+class FeaturePipeline:
+    """The detector and backbone that made a store's features, for images outside of it."""
+
+    def __init__(self, store: FeatureStore, *, device: str = "auto") -> None:
+        """Rebuild both from the store's settings.
+
+        Raises MismatchError where their weights are no longer the same, InputError for boxes that
+        came from a file.
+        """
+        settings = store.metadata
+        manifest = BackboneManifest(name=settings["backbone"], summary="", **settings["adapter"])
+        self.dtype: DType = settings["dtype"]
+        self.detector: Detector | None = None
+        self.selection: Selection | None = None
+        if not settings["grid"]:
+            self.detector, self.selection = rebuild(settings["regions"], device=device)
+        resources = backbones.Resources(
+            noted(settings, "weights"), self.detector, settings["batch_size"], device
+        )
+        self.backbone = backbones.load(manifest, resources)
+        require_same_weights(self.backbone.provenance, settings, manifest.name)
+
+    def __call__(self, images: Sequence[Pixels], image_ids: Sequence[str]) -> list[ImageRow]:
+        """Return each image's row, as the stages would have stored it."""
+        if self.detector is None or self.selection is None:
+            return map_batch(images, image_ids, self.backbone, self.dtype)
+        rows = detect_batch(images, self.detector, self.selection, image_ids)
+        return extract_batch(images, rows, self.backbone, self.dtype)
+
+
+def _backbone(workspace: Workspace, name: str | None) -> BackboneManifest:
+    name = name or workspace.dataset.defaults.backbone
+    if name is None:
+        raise InputError(
+            "no backbone is named, and the dataset has no default",
+            where="prep extract",
+            mend=f"Name one with --backbone: {', '.join(names('backbones'))}, timm:NAME or "
+            "open_clip:NAME/TAG.",
+        )
+    return backbones.manifest(name)
+
+
+def _load(
+    manifest: BackboneManifest,
+    regions: FeatureStore | None,
+    *,
+    weights: Path | None,
+    device: str,
+    batch_size: int | None,
+) -> Backbone:
+    detector = None
+    if manifest.library == "roi" and regions is not None:
+        detector = _pooling_detector(regions.metadata, device)
+    resources = backbones.Resources(weights, detector, batch_size, device)
+    return backbones.load(manifest, resources)
+
+
+def _pooling_detector(settings: Mapping[str, Any], device: str) -> Detector | None:
+    """Return the detector that found the boxes, None where it is no network."""
+    manifest = DetectorManifest(name=settings["detector"], summary="", **settings["adapter"])
+    if manifest.kind in ("boxes", "grid", "whole"):
+        return None
+    resources = detectors.Resources(noted(settings, "weights"), device=device)
+    detector = detectors.load(manifest, resources)
+    require_same_weights(detector.provenance, settings, manifest.name)
+    return detector
+
+
+def _binding(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a regions plan's settings, for features to carry; versions are no part of a plan."""
+    return {key: value for key, value in settings.items() if key not in ("stage", "versions")}
+
+
+def _require_same_images(plan: Plan, regions: FeatureStore) -> None:
+    missing = [image_id for image_id in plan.image_ids if image_id not in regions]
+    if missing:
+        raise MissingError(
+            f"{len(missing)} of the {len(plan.image_ids)} images have no regions "
+            f"({', '.join(missing[:3])})",
+            where=regions.folder,
+            mend=f"Make them: `prep detect --detector {regions.folder.name} --force`.",
+        )
+
+
+def _map_row(name: str, image: Pixels, cells: FeatureMap, dtype: DType) -> ImageRow:
+    height, width = image.shape[:2]
+    return ImageRow(
+        name,
+        width,
+        height,
+        cells.boxes,
+        np.ones(len(cells.boxes), np.float32),
+        np.zeros(len(cells.boxes), np.int32),
+        _stored(cells.features, dtype),
+        grid_height=cells.height,
+        grid_width=cells.width,
+    )
+
+
+def _stored(features: NDArray[np.float32], dtype: DType) -> NDArray[Any]:
+    """Return features as they are stored; the writer marks a row with an overflow."""
+    with np.errstate(over="ignore"):
+        return features.astype(dtype)
