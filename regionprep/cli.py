@@ -312,7 +312,7 @@ def demo(
 
 
 def main() -> NoReturn:
-    """Run `prep`: 0 is done, 1 is failed images under --strict, 2 is a fault to mend."""
+    """Run `prep`: 0 is done, 1 failed images under --strict, 2 a fault to mend, 130 stopped."""
     from regionprep.memory import keep_freed_memory
 
     keep_freed_memory()
@@ -321,6 +321,8 @@ def main() -> NoReturn:
     except PrepError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
     sys.exit(0)
 
 
