@@ -18,7 +18,7 @@ from regionprep.pipeline.detectors.detector import Candidates, Detector, Pixels,
 from regionprep.pipeline.executor import Outcome, run_plan
 from regionprep.pipeline.images import ImageReader
 from regionprep.pipeline.selection import Selected, Selection, select, strongest
-from regionprep.pipeline.shards import Columns, ImageRow, Plan
+from regionprep.pipeline.shards import MANIFEST, Columns, ImageRow, Plan
 from regionprep.pipeline.tables import ImageRecord, read_images
 from regionprep.workspace import Workspace
 
@@ -76,9 +76,12 @@ def run_detect(
         settings=settings,
         shard_size=shard_size,
     )
+    folder = workspace.regions(manifest.name)
+    if not (folder / MANIFEST).exists():
+        source.load()  # what is wrong with it is told before anything is written
     return run_plan(
         plan,
-        workspace.regions(manifest.name),
+        folder,
         lambda: DetectStage(source, selection, Photographs(workspace, images), size),
         force=force,
         progress=progress,
@@ -190,9 +193,7 @@ def noted(settings: Mapping[str, Any], name: str) -> Path | None:
     return path if path.is_file() else None
 
 
-def require_same_weights(
-    now: Mapping[str, Any], settings: Mapping[str, Any], name: str, option: str = "weights"
-) -> None:
+def require_same_weights(now: Mapping[str, Any], settings: Mapping[str, Any], name: str) -> None:
     """Raise MismatchError if the weights at hand are not those of `settings`."""
     wanted = (settings.get("weights") or {}).get("sha256")
     found = (now.get("weights") or {}).get("sha256")

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regionprep.errors import InputError, MissingError
-from regionprep.manifests import BackboneManifest, DetectorManifest, names
-from regionprep.pipeline import backbones, detectors
+from regionprep.errors import InputError, MismatchError, MissingError
+from regionprep.manifests import BackboneManifest, names
+from regionprep.pipeline import backbones
 from regionprep.pipeline.backbones import Backbone, FeatureMap
 from regionprep.pipeline.backbones.backbone import BATCH_CROPS
 from regionprep.pipeline.detect import (
@@ -30,7 +30,7 @@ from regionprep.pipeline.detectors.detector import Pixels
 from regionprep.pipeline.executor import Outcome, run_plan
 from regionprep.pipeline.images import ImageFault
 from regionprep.pipeline.selection import Selection
-from regionprep.pipeline.shards import Columns, DType, ImageRow, Plan
+from regionprep.pipeline.shards import MANIFEST, UNBOUND, Columns, DType, ImageRow, Plan
 from regionprep.pipeline.store import FeatureStore
 from regionprep.pipeline.tables import read_images
 from regionprep.workspace import Workspace
@@ -58,14 +58,17 @@ def run_extract(
 ) -> Outcome:
     """Describe every region of the workspace, into `features/DETECTOR/BACKBONE/`.
 
-    With `grid` a region is a cell of the backbone's last feature map over the whole image, row by
-    row, and no detector is asked; the folder is `features/feature_map/BACKBONE/`. Raises
-    MissingError before `prep detect`, InputError where names do not go together, and what loading
-    the backbone and `executor.run_plan` raise.
+    With `grid`, or "feature_map" for a detector, a region is a cell of the backbone's last feature
+    map over the whole image, row by row, and no detector is asked; the folder is
+    `features/feature_map/BACKBONE/`. The map is that of the model's own transform: where this crops
+    the image, the cells' boxes say what is left. Raises MissingError before `prep detect`,
+    MismatchError for regions of other images, InputError where names do not go together, and what
+    loading the backbone and `executor.run_plan` raise.
     """
     manifest = _backbone(workspace, backbone)
-    if grid and detector is not None:
+    if grid and detector not in (None, MAP):
         raise InputError("--grid takes a map of the whole image: --detector does not go with it")
+    grid = grid or detector == MAP
     images = read_images(workspace)
     regions = None if grid else FeatureStore(workspace.regions(workspace.choose_detector(detector)))
     source = _load(manifest, regions, weights=weights, device=device, batch_size=batch_size)
@@ -77,12 +80,13 @@ def run_extract(
         ),
         **source.provenance,
         "boxes": "" if regions is None else regions.fingerprint,
-        "regions": {} if regions is None else _binding(regions.metadata),
+        "regions": {} if regions is None else _parts(regions.metadata)[0],
         "grid": grid,
         "dtype": dtype,
         "images": images_fingerprint(workspace, images),
         "batch_size": batch_size or BATCH_CROPS,
-        "notes": notes(device, weights=weights),
+        "notes": notes(device, weights=weights)
+        | ({} if regions is None else {"regions": _parts(regions.metadata)[1]}),
         "versions": versions("torch", "torchvision", "timm", "open_clip_torch"),
     }
     plan = Plan.make(
@@ -92,10 +96,13 @@ def run_extract(
         shard_size=shard_size,
     )
     if regions is not None:
-        _require_same_images(plan, regions)
+        _require_same_images(plan, regions, str(settings["images"]))
+    folder = workspace.features(str(settings["detector"]), manifest.name)
+    if not (folder / MANIFEST).exists():
+        source.load()  # what is wrong with it is told before anything is written
     return run_plan(
         plan,
-        workspace.features(settings["detector"], manifest.name),
+        folder,
         lambda: ExtractStage(source, Photographs(workspace, images), regions, dtype),
         force=force,
         progress=progress,
@@ -148,7 +155,14 @@ class ExtractStage:
         row = self.regions[image_id]
         if not row.ok:
             raise ImageFault(row.status, row.error, width=row.width, height=row.height)
-        return image_id, self.photographs[image_id], row
+        image = self.photographs[image_id]
+        if image.shape[:2] != (row.height, row.width):
+            raise ImageFault(
+                "changed",
+                f"{row.width} x {row.height} pixels when its regions were found, "
+                f"{image.shape[1]} x {image.shape[0]} now",
+            )
+        return image_id, image, row
 
     def __call__(self, items: list[tuple[str, Pixels, ImageRow | None]]) -> list[ImageRow]:
         """Return the images' rows with features."""
@@ -173,7 +187,7 @@ class FeaturePipeline:
         self.detector: Detector | None = None
         self.selection: Selection | None = None
         if not settings["grid"]:
-            self.detector, self.selection = rebuild(settings["regions"], device=device)
+            self.detector, self.selection = rebuild(_regions_settings(settings), device=device)
         resources = backbones.Resources(
             noted(settings, "weights"), self.detector, settings["batch_size"], device
         )
@@ -215,23 +229,29 @@ def _load(
     return backbones.load(manifest, resources)
 
 
-def _pooling_detector(settings: Mapping[str, Any], device: str) -> Detector | None:
-    """Return the detector that found the boxes, None where it is no network."""
-    manifest = DetectorManifest(name=settings["detector"], summary="", **settings["adapter"])
-    if manifest.kind in ("boxes", "grid", "whole"):
-        return None
-    resources = detectors.Resources(noted(settings, "weights"), device=device)
-    detector = detectors.load(manifest, resources)
-    require_same_weights(detector.provenance, settings, manifest.name)
-    return detector
+def _pooling_detector(settings: Mapping[str, Any], device: str) -> Detector:
+    """Return the detector that found the boxes; InputError where it is no network."""
+    name = settings["detector"]
+    if settings["adapter"]["kind"] in ("boxes", "grid", "whole"):
+        raise InputError(
+            f"detector '{name}' is no network, so it has no features of its own to pool",
+            mend="Take a backbone other than 'roi', or regions of a detector that is a network.",
+        )
+    return rebuild(settings, device=device)[0]
 
 
-def _binding(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a regions plan's settings, for features to carry; versions are no part of a plan."""
-    return {key: value for key, value in settings.items() if key not in ("stage", "versions")}
+def _parts(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a regions plan's settings for features to carry: what binds them, and the notes."""
+    binding = {key: settings[key] for key in settings if key not in ("stage", *UNBOUND)}
+    return binding, settings.get("notes", {})
 
 
-def _require_same_images(plan: Plan, regions: FeatureStore) -> None:
+def _regions_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of the regions that features were made of, with their notes."""
+    return {**settings["regions"], "notes": settings["notes"].get("regions", {})}
+
+
+def _require_same_images(plan: Plan, regions: FeatureStore, images: str) -> None:
     missing = [image_id for image_id in plan.image_ids if image_id not in regions]
     if missing:
         raise MissingError(
@@ -239,6 +259,13 @@ def _require_same_images(plan: Plan, regions: FeatureStore) -> None:
             f"({', '.join(missing[:3])})",
             where=regions.folder,
             mend=f"Make them: `prep detect --detector {regions.folder.name} --force`.",
+        )
+    if regions.metadata["images"] != images:
+        raise MismatchError(
+            "these regions are of images under other paths or of other sizes than images.parquet "
+            "has now",
+            where=regions.folder,
+            mend=f"Make them anew: `prep detect --detector {regions.folder.name} --force`.",
         )
 
 

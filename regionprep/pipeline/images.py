@@ -69,6 +69,7 @@ STATUSES = {
     "too_large": "more pixels than the manifest's max_pixels, or than memory holds",
     "truncated": "the file ends before the image does",
     "damaged": "the decoder fails on it",
+    "changed": "another size than when its regions were found",
 }
 
 Pixels = NDArray[np.uint8]

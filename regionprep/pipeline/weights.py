@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import pickle
 import urllib.parse
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from regionprep.errors import InputError, MismatchError, MissingError, StorageError
+from regionprep.errors import InputError, MismatchError, MissingError, PrepError, StorageError
 
 # Keys under which training scripts keep the network's own tensors.
 WRAPPERS = ("state_dict", "model_state_dict", "model")
@@ -60,9 +59,8 @@ class Weights:
         and calls nothing else. Raises InputError for what needs more, or is no file of weights.
         """
         with refusing_code(self.path):
-            if self.path.suffix == ".safetensors":
-                return load_file(self.path)
-            return _tensors(_load_pickle(self.path), self.path)
+            safe = self.path.suffix == ".safetensors"
+            return _tensors(load_file(self.path) if safe else _load_pickle(self.path), self.path)
 
 
 def fetch_url(url: str, *, origin: str, hash_prefix: str | None = None) -> Weights:
@@ -164,17 +162,19 @@ def refusing_code(path: Path) -> Iterator[None]:
     """Turn what loaders raise over a file into an InputError or StorageError about it."""
     try:
         yield
+    except PrepError:
+        raise
+    except OSError as error:
+        raise StorageError(f"cannot be read: {error.strerror or error}", where=path) from error
     except (SafetensorError, EOFError) as error:
         raise InputError(f"is no file of weights: {error}", where=path) from error
-    except (pickle.UnpicklingError, RuntimeError, ValueError) as error:
+    except Exception as error:  # a pickle of anything fails in any way
         raise InputError(
             f"holds more than tensors, or is no file of weights; it was not run: {_brief(error)}",
             where=path,
             mend="Save its tensors as safetensors where you trust the file: "
             "safetensors.torch.save_file(network.state_dict(), 'weights.safetensors').",
         ) from error
-    except OSError as error:
-        raise StorageError(f"cannot be read: {error.strerror or error}", where=path) from error
 
 
 def _load_pickle(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds

@@ -9,21 +9,24 @@ from regionprep.errors import InputError
 from regionprep.manifests import BackboneManifest
 from regionprep.pipeline.backbones.backbone import Boxes, FeatureMap, Features, Pixels
 from regionprep.pipeline.backbones.resources import Resources, no_options
-from regionprep.pipeline.detectors.detector import Detector, Networkless
+from regionprep.pipeline.detectors.detector import Detector
 
 
 class RoiBackbone:
     """Pools the features of the detector that found the regions."""
 
     def __init__(self, detector: Detector) -> None:
-        if isinstance(detector, Networkless):
-            detector.feature_width  # noqa: B018 - raises what is to be said
         self.detector = detector
 
     @classmethod
     def from_manifest(cls, manifest: BackboneManifest, resources: Resources) -> Self:
         """Return the backbone over the detector at hand."""
         no_options(manifest)
+        if resources.weights is not None:
+            raise InputError(
+                f"backbone '{manifest.name}' has no weights of its own: they are the detector's",
+                mend="Give --weights to `prep detect`.",
+            )
         if resources.detector is None:
             raise InputError(
                 f"backbone '{manifest.name}' pools a detector's regions and has no feature map",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, Self
 
@@ -84,18 +85,37 @@ class TimmBackbone(CropBackbone):
         tensors = self.weights.read()
         if self._package and not self._file:
             tensors = self._package.rename(tensors)
-        try:
-            model: nn.Module = timm.create_model(
-                self.name,
-                pretrained=True,
-                pretrained_cfg_overlay={"state_dict": tensors},
-                num_classes=0,
-            )
-        except (RuntimeError, KeyError) as error:
-            whole = timm.create_model(self.name, pretrained=False)
-            differ = differences(whole, tensors) or [str(error)]
-            raise misfit(f"timm's {self.name}", differ, where=self.weights.path) from error
-        return model
+        for classes in self._classes(tensors):
+            with suppress(RuntimeError, KeyError):
+                return self._create(tensors, classes)
+        whole = timm.create_model(self.name, pretrained=False)
+        differ = differences(whole, tensors) or ["timm cannot read them"]
+        raise misfit(f"timm's {self.name}", differ, where=self.weights.path)
+
+    def _create(self, tensors: Mapping[str, Tensor], classes: int) -> nn.Module:
+        """Return the model; raise RuntimeError or KeyError where the weights do not fit.
+
+        The classifier leaves after loading: told to leave it out before, timm's loader is not
+        strict, and would take the weights of any other network in silence.
+        """
+        model: Any = timm.create_model(
+            self.name,
+            pretrained=True,
+            num_classes=classes,
+            pretrained_cfg_overlay={"state_dict": dict(tensors), "num_classes": classes},
+        )
+        model.reset_classifier(0)
+        network: nn.Module = model
+        return network
+
+    def _classes(self, tensors: Mapping[str, Tensor]) -> Sequence[int]:
+        """Return how many classes the file's classifier may have, 0 if it was taken off."""
+        config = self._pretrained
+        names = [config.classifier] if isinstance(config.classifier, str) else config.classifier
+        heads = [tensors[f"{name}.weight"] for name in names or () if f"{name}.weight" in tensors]
+        if heads:
+            return [len(heads[0]) - (config.label_offset or 0)]
+        return [config.num_classes, 0]  # under another project's name, or without
 
     def pooled(self, batch: Tensor) -> Tensor:
         """Return the features before the classifier."""
