@@ -59,7 +59,7 @@ def test_a_grid_of_nothing_is_refused():
 
 def test_a_misspelt_option_is_told():
     manifest = manifests.load("detectors", "grid").model_copy(update={"options": {"row": 3}})
-    with pytest.raises(ManifestError, match="unknown option 'row'. Did you mean 'rows'"):
+    with pytest.raises(ManifestError, match=r"unknown option 'row'. Did you mean 'rows'"):
         detectors.load(manifest)
 
 

@@ -12,7 +12,6 @@ from regionprep import manifests
 from regionprep.errors import InputError, MismatchError, StorageError
 from regionprep.pipeline import detectors
 from regionprep.pipeline.detect import detect_batch
-from regionprep.pipeline.detectors import Resources
 from regionprep.pipeline.detectors.given import Boxes
 from regionprep.pipeline.selection import Selection
 from regionprep.pipeline.tables import ImageRecord
