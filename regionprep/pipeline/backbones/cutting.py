@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-# Beyond this ratio of its sides, most of a crop would be resized only to be cropped away: 1 x 20000
-# pixels become 256 x 5 million. Up to here the transform itself does it.
-SLENDER = 32
+# Beyond this ratio of its sides, nearly all of a crop would be resized only to be cropped away: 1 x
+# 20000 pixels become 256 x 5 million, 4 GB. Up to here the transform itself does it.
+SLENDER = 128
 
 
 def cut(image: NDArray[np.uint8], box: NDArray[np.float32]) -> Image.Image:
@@ -55,12 +55,17 @@ class View:
         return cls(resize, resized, _pair(crop.size) if crop else resized)
 
     def narrow(self, crop: Image.Image) -> Image.Image:
-        """Return a slender crop without what the transform would resize and then throw away."""
+        """Return a slender crop without what the transform would resize and then throw away.
+
+        Where a transform pads, it is cut until its short side is a pixel of the input: the
+        transform itself would leave none, and fail.
+        """
         short, long = sorted(crop.size)
-        if self.resize != "shortest" or long <= SLENDER * short:
+        ratio = {"shortest": SLENDER, "longest": min(self.resized), "squash": math.inf}[self.resize]
+        if long <= ratio * short:
             return crop
         # The same parity keeps the centre where it is.
-        keep = SLENDER * short + (long - SLENDER * short) % 2
+        keep = int(ratio) * short - (long - int(ratio) * short) % 2
         margin = (long - keep) // 2
         wide = crop.width == long
         edges = (margin, 0, margin + keep, short) if wide else (0, margin, short, margin + keep)
