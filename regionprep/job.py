@@ -189,7 +189,10 @@ def check_retrieval(
 
 
 def run_folder(workspace: Workspace) -> Path:
-    """Return the folder of the run that the dataset's defaults lead to."""
+    """Return the folder of the only run here, else of the one that the defaults lead to."""
+    made = [path.parent for path in workspace.root.glob("runs/*/config.yaml")]
+    if len(made) == 1:
+        return made[0]
     defaults = workspace.dataset.defaults
     suffix = "" if defaults.preset == "base" else f"-{defaults.preset}"
     return workspace.run(defaults.model + suffix)
