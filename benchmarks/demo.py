@@ -24,6 +24,7 @@ import numpy as np
 from regionprep import FeatureStore, __version__
 from regionprep.captioning import caption_split, evaluate_split
 from regionprep.job import run_demo, train_captioner
+from regionprep.memory import keep_freed_memory
 from regionprep.pipeline.executor import run_plan
 from regionprep.pipeline.shards import Columns, ImageRow, Plan
 from regionprep.workspace import Workspace
@@ -57,6 +58,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="keep the workspace there")
     parser.add_argument("--write", action="store_true", help=f"write {RESULT.name}")
     options = parser.parse_args()
+    keep_freed_memory()
     folder = options.folder or Path(tempfile.mkdtemp(prefix="regionprep-demo-"))
     try:
         report = measure(folder)
