@@ -2,8 +2,8 @@
 
 The large object is the subject of every caption; the middling ones are its partner; a small one
 that lies inside the large one, or between it and its partner, comes first where there is one.
-So the captions say the same in other words, and only who reads sizes, looks, counts and places
-off the image gets them right.
+So the captions say the same in other words, each says how objects lie to each other, and only
+who reads sizes, looks, counts and places off the image gets any of them right.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def captions(scene: Scene) -> list[str]:
     assert place is not None, "a layout leaves no doubt about where the large object is"
     subject, partner = describe([large]), describe(medium)
     smaller = f"{partner} {OPPOSITE[place]} {subject}"
-    larger = f"{subject} is larger than {partner}"
+    larger = f"{subject} is larger than {partner} and {place} {'them' if medium[1:] else 'it'}"
     there = f"there is {subject} {_spelt_out(place)} {partner}"
 
     for thing in small:
