@@ -150,6 +150,15 @@ class TrainingRecipe(Part):
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
 
 
+class ParameterCount(Part):
+    """How many parameters a model has, and on which features and vocabulary."""
+
+    count: int
+    feature_width: int = 768
+    vocabulary_size: int = 9488
+    grid: tuple[int, int] | None = None
+
+
 class Preset(Part):
     """A named size: what it changes in the arguments and the recipe."""
 
@@ -163,7 +172,7 @@ class ModelManifest(Manifest):
     captioner: str
     source: str = ""
     scores: dict[str, Any] = {}
-    parameters: int | None = None
+    parameters: ParameterCount | None = None
     command: str = ""
     arguments: dict[str, Any] = {}
     presets: dict[str, Preset] = {}

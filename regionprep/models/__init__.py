@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import Any
 
 from regionprep.errors import InputError, unknown
-from regionprep.models.captioner import Captioner, Regions, State
+from regionprep.models.captioner import Captioner, Criterion, Regions, State
 from regionprep.models.decoding import Hypothesis, beam_search, greedy
 from regionprep.models.options import checked
 from regionprep.models.transformer import Transformer
@@ -28,6 +28,7 @@ CAPTIONERS: dict[str, type[Captioner[Any, Any]]] = {
 __all__ = [
     "CAPTIONERS",
     "Captioner",
+    "Criterion",
     "Hypothesis",
     "Regions",
     "State",
@@ -46,13 +47,15 @@ def build(
     pad: int,
     bos: int,
     eos: int,
+    grid: tuple[int, int] | None = None,
     **arguments: Any,  # noqa: ANN401 - each captioner has its own
 ) -> Captioner[Any, Any]:
     """Return a new captioner of the registry, its weights drawn from torch's random state.
 
-    `max_length` counts words; `pad`, `bos` and `eos` are token ids; `arguments` are the captioner's
-    own. Raises InputError for a name or an argument that does not exist, naming the nearest, and
-    for values that do not fit.
+    `max_length` counts words; `pad`, `bos` and `eos` are token ids; `grid` is the height and width
+    of the feature map whose cells are the regions, if they are; `arguments` are the captioner's
+    own. Raises InputError for a name or an argument that does not exist, naming the nearest, for
+    values that do not fit, and for a model of feature maps without one.
     """
     if captioner not in CAPTIONERS:
         raise InputError(unknown("captioner", captioner, CAPTIONERS))
@@ -63,6 +66,7 @@ def build(
         "pad": pad,
         "bos": bos,
         "eos": eos,
+        "grid": grid,
         **arguments,
     }
     kind = CAPTIONERS[captioner]

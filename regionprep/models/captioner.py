@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar, runtime_checkable
 
@@ -50,6 +51,9 @@ class State(Protocol):
         ...
 
 
+Criterion = Callable[[Tensor, Tensor], Tensor]
+"""From logits (b, c, t, v) and targets (b, c, t) to their loss, a scalar."""
+
 M = TypeVar("M")
 S = TypeVar("S", bound=State)
 
@@ -58,7 +62,8 @@ class Captioner(nn.Module, ABC, Generic[M, S]):
     """A model that writes captions: trained on whole captions, decoded word by word.
 
     The tokens of a caption are [bos, word 1 .. word n], and what is predicted from each is the one
-    that follows: [word 1 .. word n, eos]; n is at most `max_length`.
+    that follows: [word 1 .. word n, eos]; n is at most `max_length`. `grid` is the height and width
+    of the feature map that the captioner is for, None where it takes any set of regions.
     """
 
     def __init__(
@@ -70,16 +75,28 @@ class Captioner(nn.Module, ABC, Generic[M, S]):
         pad: int,
         bos: int,
         eos: int,
+        grid: tuple[int, int] | None = None,
     ) -> None:
         super().__init__()
         self.feature_width = feature_width
         self.vocabulary_size = vocabulary_size
         self.max_length = max_length
         self.pad, self.bos, self.eos = pad, bos, eos
+        self.grid = grid
 
     @abstractmethod
     def forward(self, regions: Regions, tokens: Int[Tensor, "b c t"]) -> Float[Tensor, "b c t v"]:
         """Return the logits of the token that follows each token; c captions share an image."""
+
+    def loss(
+        self,
+        regions: Regions,
+        tokens: Int[Tensor, "b c t"],
+        targets: Int[Tensor, "b c t"],
+        criterion: Criterion,
+    ) -> Float[Tensor, ""]:
+        """Return what training makes small: the criterion, and what a model adds of its own."""
+        return criterion(self(regions, tokens), targets)
 
     @abstractmethod
     def encode(self, regions: Regions) -> M:

@@ -39,6 +39,22 @@ def checked(
     }
 
 
+def takes(target: Callable[..., Any], name: str) -> bool:
+    """Return whether `target` has an argument of that name."""
+    return name in inspect.signature(target).parameters
+
+
+def require_grid(grid: tuple[int, int] | None, *, owner: str) -> tuple[int, int]:
+    """Return a grid's height and width, or raise InputError that says how to make one."""
+    if grid is None:
+        raise InputError(
+            f"{owner} needs a feature map, and these features are sets of regions",
+            mend="Make one with `prep extract --backbone NAME --grid`, then train on it with "
+            "`--detector feature_map --backbone NAME`.",
+        )
+    return grid
+
+
 def _value(annotation: Any, value: Any, place: str) -> Any:  # noqa: ANN401 - of any type
     adapter = TypeAdapter(annotation, config=ConfigDict(strict=True, arbitrary_types_allowed=True))
     try:

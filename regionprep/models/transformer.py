@@ -38,6 +38,7 @@ class Sizes:
     feed_forward: int
     dropout: float
     norm_first: bool
+    grid: tuple[int, int] | None = None
 
     def mechanism(self, choice: Choice, *, decoder: bool) -> Mechanism:
         """Return a new attention mechanism of these sizes."""
@@ -48,6 +49,7 @@ class Sizes:
             heads=self.heads,
             dropout=self.dropout,
             decoder=decoder,
+            grid=self.grid,
             options=options,
         )
 
@@ -188,6 +190,7 @@ class Transformer(Captioner[Memory, TransformerState]):
         pad: int,
         bos: int,
         eos: int,
+        grid: tuple[int, int] | None = None,
         encoder_layers: Count = 6,
         decoder_layers: Count = 6,
         width: Count = 512,
@@ -212,10 +215,11 @@ class Transformer(Captioner[Memory, TransformerState]):
             pad=pad,
             bos=bos,
             eos=eos,
+            grid=grid,
         )
         own = attention if decoder_attention is None else decoder_attention
         cross = attention if cross_attention is None else cross_attention
-        sizes = Sizes(width, heads, feed_forward, dropout, norm == "first")
+        sizes = Sizes(width, heads, feed_forward, dropout, norm == "first", grid)
         self.regions = nn.Sequential(
             nn.Linear(feature_width, width), nn.ReLU(), nn.Dropout(dropout)
         )

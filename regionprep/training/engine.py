@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from regionprep.manifests import TrainingRecipe
-from regionprep.models import Captioner
+from regionprep.models import Captioner, Criterion
 from regionprep.training import checkpoints
 from regionprep.training.batches import Batch, Epoch
 from regionprep.training.checkpoints import Checkpoint
@@ -20,20 +20,21 @@ from regionprep.training.runs import Precision
 
 
 class TeacherForcing(nn.Module):
-    """A captioner as Fabric calls it: from a batch to the logits of its targets."""
+    """A captioner as Fabric calls it: from a batch to its loss."""
 
     def __init__(self, captioner: Captioner[Any, Any]) -> None:
         super().__init__()
         self.captioner = captioner
 
-    def forward(self, batch: Batch) -> Tensor:
-        """Return the logits (b, c, t, v) of the batch's targets."""
-        logits: Tensor = self.captioner(batch.regions, batch.inputs)
-        return logits
+    def forward(self, batch: Batch, criterion: Criterion) -> Tensor:
+        """Return the loss to train on; in evaluation the criterion alone, which models share."""
+        if self.training:
+            return self.captioner.loss(batch.regions, batch.inputs, batch.targets, criterion)
+        return criterion(self.captioner(batch.regions, batch.inputs), batch.targets)
 
 
 class Engine:
-    """What an update needs. `model(batch)` gives logits; `captioner` is for decoding."""
+    """What an update needs. `model(batch, criterion)` gives a loss; `captioner` is for decoding."""
 
     def __init__(
         self,

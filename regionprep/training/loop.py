@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import NoReturn
@@ -106,6 +107,7 @@ def train(
         "features": store.fingerprint,
         "boxes": boxes,
         "feature_width": store.feature_width,
+        "grid": store.grid,
         "vocabulary": vocabulary.fingerprint,
         "vocabulary_size": vocabulary.size,
         "max_length": vocabulary.max_length,
@@ -166,6 +168,9 @@ class Trainer:
         self.epoch_steps = len(self._epoch(0))
         self.steps = min(self.recipe.epochs * self.epoch_steps, config.max_steps or sys.maxsize)
         self.rate_at = schedule(self.recipe, steps_per_epoch=self.epoch_steps)
+        self.criterion = partial(
+            cross_entropy, pad=vocabulary.pad, label_smoothing=self.recipe.label_smoothing
+        )
         self.journal = Journal(
             folder / METRICS,
             steps=self.steps,
@@ -198,12 +203,7 @@ class Trainer:
         for batch, waited in _timed(self._batches()):
             began = time.perf_counter()
             rate = self.rate_at(self.progress.step + 1)
-            loss = cross_entropy(
-                self.engine.model(batch),
-                batch.targets,
-                pad=self.vocabulary.pad,
-                label_smoothing=self.recipe.label_smoothing,
-            )
+            loss = self.engine.model(batch, self.criterion)
             norm, value = self.engine.backward(loss), loss.item()
             self._require_finite(value, norm, batch)
             self.engine.update(rate)

@@ -51,6 +51,7 @@ class RunConfig(Part):
     features: str
     boxes: str
     feature_width: int = Field(ge=1)
+    grid: tuple[int, int] | None = None
     vocabulary: str
     vocabulary_size: int
     max_length: int
@@ -164,6 +165,7 @@ def build_model(config: RunConfig, vocabulary: Vocabulary) -> Captioner[Any, Any
         pad=vocabulary.pad,
         bos=vocabulary.bos,
         eos=vocabulary.eos,
+        grid=config.grid,
         **config.model.arguments,
     )
 

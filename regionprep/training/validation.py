@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,10 +25,11 @@ def validate(
     """Return `val_loss`, in nats a token, and each figure of `score` under a name with `val_`."""
     captions: dict[str, list[str]] = {}
     loss, tokens = 0.0, 0
+    criterion = partial(cross_entropy, pad=vocabulary.pad)
     engine.model.eval()
     for batch in engine.load(epoch):
         with engine.fabric.autocast():
-            mean = cross_entropy(engine.model(batch), batch.targets, pad=vocabulary.pad)
+            mean = engine.model(batch, criterion)
             if score is not None:
                 captions |= _caption(engine.captioner, batch, vocabulary, beam_size)
         loss += mean.item() * batch.tokens

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 
 from regionprep import models
 from regionprep.models import Regions
 
 SPECIAL = {"pad": 0, "bos": 1, "eos": 2}
+GRID = (2, 3)
+"""The feature map that grid models are tested on: six cells."""
 
 
 def regions(counts, *, most=None, width=6, seed=0) -> Regions:
@@ -22,6 +26,13 @@ def regions(counts, *, most=None, width=6, seed=0) -> Regions:
         boxes[image, :count] = torch.cat([corner, corner + 10], -1)
     mask = torch.arange(most) < torch.tensor(counts)[:, None]
     return Regions(features, mask, boxes, torch.full((len(counts), 2), 64.0))
+
+
+def feature_maps(counts, *, width=6, seed=0) -> Regions:
+    """Return feature maps of GRID; an image of no regions is one whose features have failed."""
+    cells = GRID[0] * GRID[1]
+    batch = regions([cells if count else 0 for count in counts], most=cells, width=width, seed=seed)
+    return dataclasses.replace(batch, grid=GRID)
 
 
 def captions(images, count, length, *, vocabulary=11, seed=0) -> torch.Tensor:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+
 import pytest
 import torch
-from samples import SPECIAL, captions, regions
+from samples import GRID, SPECIAL, captions, feature_maps, regions
 
 from regionprep import manifests, models
 from regionprep.errors import InputError
@@ -16,12 +19,29 @@ MODELS = manifests.names("models")
 every = pytest.mark.parametrize("name", MODELS)
 
 
+@functools.cache
+def on_grid(name):
+    """Return whether a model is made for one feature map, and refuses sets of regions."""
+    try:
+        build(name, grid=None)
+    except InputError as error:
+        assert "needs a feature map" in str(error) and "prep extract" in str(error)
+        return True
+    return False
+
+
+def images(name, counts, seed=0):
+    """Return images of `counts` regions, or feature maps for who needs them."""
+    return (feature_maps if on_grid(name) else regions)(counts, seed=seed)
+
+
 def build(name, preset="tiny", seed=0, **changes):
     """Return a shipped model in the sizes of a preset, without dropout."""
     torch.manual_seed(seed)
     manifest = manifests.load("models", name)
     chosen = manifest.presets[preset].arguments if preset != "base" else {}
-    shape = {"feature_width": 6, "vocabulary_size": WORDS, "max_length": MAX_LENGTH, **SPECIAL}
+    shape = {"feature_width": 6, "vocabulary_size": WORDS, "max_length": MAX_LENGTH, "grid": GRID}
+    shape |= SPECIAL
     return models.build(manifest.captioner, **{**shape, **manifest.arguments, **chosen, **changes})
 
 
@@ -31,12 +51,14 @@ def same(got, expected, mask=None):
 
 
 def part(batch, images, most):
-    """Return some images of a batch, padded to `most` regions only."""
+    """Return some images of a batch, padded to `most` regions only; a feature map stays whole."""
+    most = batch.mask.shape[1] if batch.grid else most
     return Regions(
         batch.features[images, :most],
         batch.mask[images, :most],
         batch.boxes[images, :most],
         batch.sizes[images],
+        batch.grid,
     )
 
 
@@ -54,36 +76,38 @@ def test_every_preset_builds(name):
 @every
 def test_parameters_are_as_many_as_the_manifest_says(name):
     manifest = manifests.load("models", name)
+    on = manifest.parameters.model_dump()
+    expected = on.pop("count")
     with torch.device("meta"):
-        model = build(name, "base", feature_width=768, vocabulary_size=9488)
-    assert sum(weight.numel() for weight in model.parameters()) == manifest.parameters
+        model = build(name, "base", **on)
+    assert sum(weight.numel() for weight in model.parameters()) == expected
 
 
 @every
 def test_logits_have_a_row_for_each_token(name):
-    logits = build(name)(regions([4, 2]), captions(2, 3, 5))
+    logits = build(name)(images(name, [4, 2]), captions(2, 3, 5))
     assert logits.shape == (2, 3, 6, WORDS)
     assert logits.isfinite().all()
 
 
 @every
 def test_masked_regions_are_ignored(name):
-    model, batch, tokens = build(name).eval(), regions([4, 2, 0]), captions(3, 2, 5)
+    model, batch, tokens = build(name).eval(), images(name, [4, 2, 0]), captions(3, 2, 5)
     noise = torch.where(batch.mask[..., None], batch.features, torch.tensor(99.0))
-    noisy = Regions(noise, batch.mask, batch.boxes, batch.sizes)
+    noisy = dataclasses.replace(batch, features=noise)
     same(model(noisy, tokens), model(batch, tokens))
 
 
 @every
 def test_batch_mates_and_padding_are_ignored(name):
-    model, batch, tokens = build(name).eval(), regions([2, 4, 0]), captions(3, 2, 5)
+    model, batch, tokens = build(name).eval(), images(name, [2, 4, 0]), captions(3, 2, 5)
     alone = model(part(batch, [0], 2), tokens[:1])
     same(alone, model(batch, tokens)[:1], tokens[:1] != SPECIAL["pad"])
 
 
 @every
 def test_captions_of_an_image_do_not_know_each_other(name):
-    model, batch, tokens = build(name).eval(), regions([2, 4]), captions(2, 3, 5)
+    model, batch, tokens = build(name).eval(), images(name, [2, 4]), captions(2, 3, 5)
     same(model(batch, tokens[:, 1:2]), model(batch, tokens)[:, 1:2], tokens[:, 1:2] != 0)
 
 
@@ -91,13 +115,13 @@ def test_captions_of_an_image_do_not_know_each_other(name):
 def test_captions_depend_on_their_image(name):
     model, tokens = build(name).eval(), captions(2, 2, 5)
     assert not torch.allclose(
-        model(regions([4, 2]), tokens), model(regions([4, 2], seed=1), tokens), atol=1e-3
+        model(images(name, [4, 2]), tokens), model(images(name, [4, 2], seed=1), tokens), atol=1e-3
     )
 
 
 @every
 def test_later_words_do_not_change_earlier_ones(name):
-    model, batch, tokens = build(name).eval(), regions([3, 4]), captions(2, 2, 5)
+    model, batch, tokens = build(name).eval(), images(name, [3, 4]), captions(2, 2, 5)
     changed = tokens.clone()
     changed[..., 3:] = 7
     same(model(batch, changed)[:, :, :3], model(batch, tokens)[:, :, :3], tokens[:, :, :3] != 0)
@@ -107,7 +131,7 @@ def test_later_words_do_not_change_earlier_ones(name):
 @every
 def test_images_without_regions_give_finite_numbers_and_gradients(name):
     model = build(name)
-    for batch in (regions([0, 3]), regions([0, 0], most=2), regions([0, 0])):
+    for batch in (images(name, [0, 3]), images(name, [0, 0])):
         logits = model(batch, captions(2, 2, 5))
         model.zero_grad()
         logits.sum().backward()
@@ -118,7 +142,7 @@ def test_images_without_regions_give_finite_numbers_and_gradients(name):
 @every
 def test_all_weights_get_finite_gradients(name):
     model = build(name)
-    model(regions([3, 4]), captions(2, 2, 5)).square().mean().backward()
+    model(images(name, [3, 4]), captions(2, 2, 5)).square().mean().backward()
     weights = dict(model.named_parameters())
     assert [
         key for key, w in weights.items() if w.grad is None or not w.grad.isfinite().all()
@@ -127,7 +151,7 @@ def test_all_weights_get_finite_gradients(name):
 
 @every
 def test_evaluation_is_deterministic_and_training_is_not(name):
-    model, batch, tokens = build(name, dropout=0.5), regions([3, 4]), captions(2, 2, 5)
+    model, batch, tokens = build(name, dropout=0.5), images(name, [3, 4]), captions(2, 2, 5)
     assert not torch.equal(model(batch, tokens), model(batch, tokens))
     model.eval()
     assert torch.equal(model(batch, tokens), model(batch, tokens))
@@ -137,13 +161,13 @@ def test_evaluation_is_deterministic_and_training_is_not(name):
 def test_weights_round_trip(name):
     model, other = build(name).eval(), build(name, seed=1).eval()
     other.load_state_dict(model.state_dict())
-    batch, tokens = regions([3, 4]), captions(2, 2, 5)
+    batch, tokens = images(name, [3, 4]), captions(2, 2, 5)
     assert torch.equal(other(batch, tokens), model(batch, tokens))
 
 
 @every
 def test_export_computes_the_same(name):
-    model, batch, tokens = build(name).eval(), regions([3, 4]), captions(2, 2, 5)
+    model, batch, tokens = build(name).eval(), images(name, [3, 4]), captions(2, 2, 5)
 
     class Exported(torch.nn.Module):
         def __init__(self):
@@ -151,7 +175,7 @@ def test_export_computes_the_same(name):
             self.inner = model
 
         def forward(self, features, mask, boxes, sizes, tokens):
-            return self.inner(Regions(features, mask, boxes, sizes), tokens)
+            return self.inner(Regions(features, mask, boxes, sizes, batch.grid), tokens)
 
     arguments = (batch.features, batch.mask, batch.boxes, batch.sizes, tokens)
     same(torch.export.export(Exported(), arguments).module()(*arguments), model(batch, tokens))
@@ -160,7 +184,7 @@ def test_export_computes_the_same(name):
 @every
 @torch.no_grad()
 def test_step_by_step_is_as_teacher_forcing(name):
-    model, batch, tokens = build(name).eval(), regions([3, 0, 4]), captions(3, 2, 5)
+    model, batch, tokens = build(name).eval(), images(name, [3, 0, 4]), captions(3, 2, 5)
     words = torch.where(tokens == 0, torch.tensor(5), tokens)
     state = model.start(model.encode(batch), 2)
     steps = []
@@ -173,7 +197,7 @@ def test_step_by_step_is_as_teacher_forcing(name):
 @every
 @torch.no_grad()
 def test_reordered_rows_go_on_from_other_captions(name):
-    model, batch, tokens = build(name).eval(), regions([3, 4]), captions(2, 3, 4)
+    model, batch, tokens = build(name).eval(), images(name, [3, 4]), captions(2, 3, 4)
     words = torch.where(tokens == 0, torch.tensor(5), tokens)
     index = torch.tensor([1, 1, 0, 5, 3, 5])
     state = model.start(model.encode(batch), 3)
@@ -187,14 +211,14 @@ def test_reordered_rows_go_on_from_other_captions(name):
 
 @every
 def test_half_precision_features_are_taken(name):
-    model, batch, tokens = build(name).eval(), regions([3, 4]), captions(2, 2, 5)
-    half = Regions(batch.features.half(), batch.mask, batch.boxes, batch.sizes)
+    model, batch, tokens = build(name).eval(), images(name, [3, 4]), captions(2, 2, 5)
+    half = dataclasses.replace(batch, features=batch.features.half())
     torch.testing.assert_close(model(half, tokens), model(batch, tokens), atol=1e-2, rtol=1e-2)
 
 
 @every
 def test_a_tiny_model_learns_eight_images_by_heart(name):
-    model, batch = build(name), regions([4, 3, 2, 4, 1, 4, 3, 2])
+    model, batch = build(name), images(name, [4, 3, 2, 4, 1, 4, 3, 2])
     words = torch.randint(3, WORDS, (8, 1, 4), generator=torch.Generator().manual_seed(0))
     inputs = torch.cat([torch.full((8, 1, 1), SPECIAL["bos"]), words], -1)
     targets = torch.cat([words, torch.full((8, 1, 1), SPECIAL["eos"])], -1)
@@ -216,7 +240,7 @@ def test_a_tiny_model_learns_eight_images_by_heart(name):
 @every
 def test_captions_that_are_too_long_are_refused(name):
     with pytest.raises(InputError, match="a caption of 6 words, and this model has room for 5"):
-        build(name)(regions([3]), captions(1, 1, 6))
+        build(name)(images(name, [3]), captions(1, 1, 6))
 
 
 def test_unknown_captioner_names_the_nearest():

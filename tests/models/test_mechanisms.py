@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
+from samples import GRID
 
 from regionprep.errors import InputError
 from regionprep.models import attention
 from regionprep.models.attention import MECHANISMS, Layout, MemoryCache, WordCache
+from regionprep.models.options import takes
 
 WIDTH, HEADS = 16, 4
-SIDES = ["encoder", "decoder"]
+KEYS = GRID[0] * GRID[1]
+DECODERS = [name for name, kind in MECHANISMS.items() if kind.decodes]
+SIDES = [(name, "encoder") for name in MECHANISMS] + [(name, "decoder") for name in DECODERS]
 
 every = pytest.mark.parametrize("name", MECHANISMS)
-both = pytest.mark.parametrize("side", SIDES)
+decoding = pytest.mark.parametrize("name", DECODERS)
+both = pytest.mark.parametrize(("name", "side"), SIDES)
 
 
 def mechanism(name, side="encoder", dropout=0.0):
@@ -21,72 +28,85 @@ def mechanism(name, side="encoder", dropout=0.0):
     options = {"dropout": 0.0} if dropout == 0 else {}
     decoder = side == "decoder"
     return attention.build(
-        name, width=WIDTH, heads=HEADS, dropout=dropout, decoder=decoder, options=options
+        name,
+        width=WIDTH,
+        heads=HEADS,
+        dropout=dropout,
+        decoder=decoder,
+        grid=GRID,
+        options=options,
     )
+
+
+def on_grid(name):
+    """Return whether a mechanism is made for one feature map, which knows no partial mask."""
+    return takes(MECHANISMS[name], "grid")
 
 
 def layout(images, keys):
     corner = torch.rand(images, keys, 2) * 50
-    return Layout(torch.cat([corner, corner + 10], -1), torch.full((images, 2), 64.0))
+    boxes = torch.cat([corner, corner + 5 + torch.rand(images, keys, 2) * 20], -1)
+    return Layout(boxes, torch.full((images, 2), 64.0), GRID if keys == KEYS else None)
+
+
+def real(name, counts):
+    """Return a mask of the first `counts` keys; a feature map is there as a whole or not at all."""
+    counts = torch.tensor([[KEYS if count and on_grid(name) else count] for count in counts])
+    return torch.arange(KEYS) < counts
 
 
 def over_regions(module, x, mask, where):
     return module(x, x, x, mask=mask, query_mask=mask, layout=where)
 
 
-@every
 @both
 def test_output_has_the_shape_of_the_query(name, side):
-    module, x = mechanism(name, side), torch.randn(2, 5, WIDTH)
-    assert module(x, x, x, layout=layout(2, 5)).shape == (2, 5, WIDTH)
-    query = torch.randn(6, 3, WIDTH)
-    assert module(query, x, x, layout=layout(2, 5)).shape == (6, 3, WIDTH)
+    module, x = mechanism(name, side), torch.randn(2, KEYS, WIDTH)
+    assert module(x, x, x, layout=layout(2, KEYS)).shape == (2, KEYS, WIDTH)
+    if MECHANISMS[name].decodes:
+        query = torch.randn(6, 3, WIDTH)
+        assert module(query, x, x, layout=layout(2, KEYS)).shape == (6, 3, WIDTH)
 
 
-@every
 @both
 def test_masked_regions_are_ignored(name, side):
-    module, x, where = mechanism(name, side), torch.randn(2, 5, WIDTH), layout(2, 5)
-    mask = torch.tensor([[True, True, True, False, False], [True] * 5])
+    module, x, where = mechanism(name, side), torch.randn(3, KEYS, WIDTH), layout(3, KEYS)
+    mask = real(name, [3, KEYS, 0])
     expected = over_regions(module, x, mask, where)[mask]
     changed, boxes = x.clone(), where.boxes.clone()
     changed[~mask], boxes[~mask] = 1e3, 0.0
-    got = over_regions(module, changed, mask, Layout(boxes, where.sizes))[mask]
-    torch.testing.assert_close(got, expected)
+    elsewhere = dataclasses.replace(where, boxes=boxes)
+    torch.testing.assert_close(over_regions(module, changed, mask, elsewhere)[mask], expected)
 
 
-@every
 @both
 def test_batch_mates_and_padding_are_ignored(name, side):
-    module, x, where = mechanism(name, side), torch.randn(3, 5, WIDTH), layout(3, 5)
-    mask = torch.arange(5) < torch.tensor([[3], [5], [1]])
-    together = over_regions(module, x, mask, where)[:1, :3]
-    alone = Layout(where.boxes[:1, :3], where.sizes[:1])
-    torch.testing.assert_close(over_regions(module, x[:1, :3], mask[:1, :3], alone), together)
+    module, x, where = mechanism(name, side), torch.randn(3, KEYS, WIDTH), layout(3, KEYS)
+    mask = real(name, [3, KEYS, 1])
+    only = int(mask[0].sum())
+    together = over_regions(module, x, mask, where)[:1, :only]
+    alone = Layout(where.boxes[:1, :only], where.sizes[:1], where.grid if on_grid(name) else None)
+    got = over_regions(module, x[:1, :only], mask[:1, :only], alone)
+    torch.testing.assert_close(got, together, atol=1e-5, rtol=1e-5)
 
 
-@every
-@both
+@decoding
+@pytest.mark.parametrize("side", ["encoder", "decoder"])
 def test_rows_that_share_keys_are_as_if_each_had_its_own(name, side):
     module = mechanism(name, side)
-    query, memory = torch.randn(6, 3, WIDTH), torch.randn(2, 5, WIDTH)
-    mask = torch.arange(5) < torch.tensor([[3], [5]])
+    query, memory = torch.randn(6, 3, WIDTH), torch.randn(2, KEYS, WIDTH)
+    mask = real(name, [3, KEYS])
     words = torch.arange(3) < torch.tensor([[1], [3], [2], [3], [3], [1]])
-    where = layout(2, 5)
-    shared = module(query, memory, memory, mask=mask, query_mask=words, layout=where)
+    shared = module(query, memory, memory, mask=mask, query_mask=words)
     own = memory.repeat_interleave(3, 0)
-    spread = Layout(where.boxes.repeat_interleave(3, 0), where.sizes.repeat_interleave(3, 0))
-    separate = module(
-        query, own, own, mask=mask.repeat_interleave(3, 0), query_mask=words, layout=spread
-    )
+    separate = module(query, own, own, mask=mask.repeat_interleave(3, 0), query_mask=words)
     torch.testing.assert_close(shared[words], separate[words])
 
 
-@every
 @both
 def test_images_without_regions_give_finite_numbers_and_gradients(name, side):
     module = mechanism(name, side)
-    for keys in (0, 4):
+    for keys in (KEYS,) if on_grid(name) else (0, KEYS):
         x = torch.randn(2, keys, WIDTH, requires_grad=True)
         mask = torch.zeros(2, keys, dtype=torch.bool)
         mask[1] = True
@@ -96,27 +116,40 @@ def test_images_without_regions_give_finite_numbers_and_gradients(name, side):
         assert all(p.grad.isfinite().all() for p in module.parameters() if p.grad is not None)
 
 
-@every
+@both
+@pytest.mark.parametrize("boxes", [[[10, 10, 30, 40]] * KEYS, [[5, 5, 5, 5]] * KEYS])
+def test_boxes_in_one_place_and_single_regions_give_finite_gradients(name, side, boxes):
+    module, x = mechanism(name, side), torch.randn(2, KEYS, WIDTH, requires_grad=True)
+    mask = real(name, [1, KEYS])
+    where = dataclasses.replace(layout(2, KEYS), boxes=torch.tensor([boxes, boxes]).float())
+    output = over_regions(module, x, mask, where)
+    output[mask].square().sum().backward()
+    assert output.isfinite().all() and x.grad.isfinite().all()
+    assert all(p.grad.isfinite().all() for p in module.parameters() if p.grad is not None)
+
+
 @both
 def test_a_query_that_may_look_at_nothing_takes_nothing(name, side):
-    module, x = mechanism(name, side), torch.randn(2, 4, WIDTH)
-    nothing = torch.zeros(2, 4, dtype=torch.bool)
-    output = over_regions(module, x, nothing, layout(2, 4))
+    module, x = mechanism(name, side), torch.randn(2, KEYS, WIDTH)
+    nothing = torch.zeros(2, KEYS, dtype=torch.bool)
+    output = over_regions(module, x, nothing, layout(2, KEYS))
     torch.testing.assert_close(output, module.output.bias.expand_as(output))
 
 
-@every
 @both
 def test_all_weights_get_finite_gradients(name, side):
-    module, x = mechanism(name, side), torch.randn(2, 5, WIDTH)
-    module(x, x, x, layout=layout(2, 5)).square().sum().backward()
+    module, x = mechanism(name, side), torch.randn(2, KEYS, WIDTH)
+    module(x, x, x, layout=layout(2, KEYS)).square().sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in module.parameters())
 
 
-@every
 @both
 def test_evaluation_is_deterministic_and_training_is_not(name, side):
-    module, x, where = mechanism(name, side, dropout=0.5), torch.randn(2, 5, WIDTH), layout(2, 5)
+    module, x, where = (
+        mechanism(name, side, dropout=0.5),
+        torch.randn(2, KEYS, WIDTH),
+        layout(2, KEYS),
+    )
     assert not torch.equal(module(x, x, x, layout=where), module(x, x, x, layout=where))
     module.eval()
     assert torch.equal(module(x, x, x, layout=where), module(x, x, x, layout=where))
@@ -124,18 +157,18 @@ def test_evaluation_is_deterministic_and_training_is_not(name, side):
 
 @every
 def test_weights_round_trip(name):
-    module, x = mechanism(name).eval(), torch.randn(2, 5, WIDTH)
+    module, x = mechanism(name).eval(), torch.randn(2, KEYS, WIDTH)
     torch.manual_seed(1)
-    other = attention.build(name, width=WIDTH, heads=HEADS)
+    other = attention.build(name, width=WIDTH, heads=HEADS, grid=GRID)
     other.load_state_dict(module.state_dict())
-    where = layout(2, 5)
+    where = layout(2, KEYS)
     assert torch.equal(other.eval()(x, x, x, layout=where), module(x, x, x, layout=where))
 
 
 @every
 def test_export_computes_the_same(name):
-    module, x, where = mechanism(name).eval(), torch.randn(2, 5, WIDTH), layout(2, 5)
-    mask = torch.arange(5) < torch.tensor([[3], [5]])
+    module, x, where = mechanism(name).eval(), torch.randn(2, KEYS, WIDTH), layout(2, KEYS)
+    mask = real(name, [3, KEYS])
 
     class Exported(torch.nn.Module):
         def __init__(self):
@@ -143,16 +176,16 @@ def test_export_computes_the_same(name):
             self.inner = module
 
         def forward(self, x, mask, boxes, sizes):
-            return over_regions(self.inner, x, mask, Layout(boxes, sizes))
+            return over_regions(self.inner, x, mask, Layout(boxes, sizes, where.grid))
 
     arguments = (x, mask, where.boxes, where.sizes)
     program = torch.export.export(Exported(), arguments).module()
     torch.testing.assert_close(program(*arguments), over_regions(module, x, mask, where))
 
 
-@every
+@decoding
 def test_later_words_do_not_change_earlier_ones(name):
-    module, x = mechanism(name, "decoder"), torch.randn(2, 5, WIDTH)
+    module, x = mechanism(name, "decoder"), torch.randn(2, KEYS, WIDTH)
     memory = torch.randn(2, 4, WIDTH)
     whole = module(x, x, x, causal=True)
     torch.testing.assert_close(module(x[:, :3], x[:, :3], x[:, :3], causal=True), whole[:, :3])
@@ -160,10 +193,10 @@ def test_later_words_do_not_change_earlier_ones(name):
     torch.testing.assert_close(module(x[:, :3], memory, memory), over[:, :3])
 
 
-@every
-@pytest.mark.parametrize("steps", [[1, 1, 1, 1, 1], [3, 1, 1], [2, 3]])
+@decoding
+@pytest.mark.parametrize("steps", [[1] * KEYS, [4, 1, 1], [2, 4]])
 def test_words_step_by_step_are_as_all_at_once(name, steps):
-    module, x = mechanism(name, "decoder"), torch.randn(2, 5, WIDTH)
+    module, x = mechanism(name, "decoder"), torch.randn(2, KEYS, WIDTH)
     cache = WordCache(length=8)
     with torch.no_grad():
         parts = [module(new, new, new, causal=True, cache=cache) for new in x.split(steps, 1)]
@@ -171,7 +204,7 @@ def test_words_step_by_step_are_as_all_at_once(name, steps):
     torch.testing.assert_close(torch.cat(parts, 1), whole, atol=1e-5, rtol=1e-5)
 
 
-@every
+@decoding
 def test_the_cache_of_words_never_moves_nor_grows(name):
     module, x = mechanism(name, "decoder"), torch.randn(2, 3, WIDTH)
     cache, places = WordCache(length=3), set()
@@ -183,7 +216,7 @@ def test_the_cache_of_words_never_moves_nor_grows(name):
     assert len(places) == 1
 
 
-@every
+@decoding
 def test_a_memory_step_by_step_is_as_all_at_once_and_projected_once(name):
     module, x = mechanism(name, "decoder"), torch.randn(4, 5, WIDTH)
     memory, mask = torch.randn(2, 3, WIDTH), torch.tensor([[True, True, False], [True] * 3])
@@ -196,7 +229,7 @@ def test_a_memory_step_by_step_is_as_all_at_once_and_projected_once(name):
     torch.testing.assert_close(torch.cat(parts, 1), whole, atol=1e-5, rtol=1e-5)
 
 
-@every
+@decoding
 def test_reordered_caches_go_on_from_other_rows(name):
     module, x = mechanism(name, "decoder"), torch.randn(3, 4, WIDTH)
     memory, index = torch.randn(1, 3, WIDTH), torch.tensor([2, 0, 0])
@@ -220,14 +253,28 @@ def test_reordered_caches_go_on_from_other_rows(name):
 @every
 def test_heads_that_do_not_divide_the_width_are_refused(name):
     with pytest.raises(InputError, match="3 heads do not divide a width of 16"):
-        attention.build(name, width=16, heads=3)
+        attention.build(name, width=16, heads=3, grid=GRID)
 
 
 @every
 def test_unknown_options_name_the_nearest(name):
     with pytest.raises(InputError) as error:
-        attention.build(name, width=16, heads=4, options={"dropuot": 0.1})
+        attention.build(name, width=16, heads=4, grid=GRID, options={"dropuot": 0.1})
     assert f"argument of attention '{name}' 'dropuot'. Did you mean 'dropout'?" in str(error.value)
+
+
+@pytest.mark.parametrize("name", [name for name in MECHANISMS if on_grid(name)])
+def test_a_feature_map_is_asked_for_by_the_command_that_makes_it(name):
+    with pytest.raises(InputError, match=f"attention '{name}' needs a feature map") as error:
+        attention.build(name, width=16, heads=4)
+    assert "prep extract --backbone NAME --grid" in str(error.value)
+
+
+@pytest.mark.parametrize("name", [name for name in MECHANISMS if name not in DECODERS])
+def test_mechanisms_of_encoders_are_refused_in_decoders(name):
+    with pytest.raises(InputError, match=f"attention '{name}' is for encoders") as error:
+        attention.build(name, width=16, heads=4, grid=GRID, decoder=True)
+    assert "decoder_attention" in str(error.value)
 
 
 def test_unknown_mechanism_names_the_nearest():
@@ -258,6 +305,6 @@ def test_wrong_options_say_which(options, message):
 
 
 def test_shapes_are_enforced_in_tests():
-    x = torch.randn(2, 5, WIDTH)
+    x = torch.randn(2, KEYS, WIDTH)
     with pytest.raises(Exception, match="query"):
         mechanism("dot")(x, x[:, :, :8], x)

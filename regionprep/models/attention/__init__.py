@@ -17,12 +17,15 @@ from regionprep.errors import InputError, unknown
 from regionprep.models.attention.dot import DotAttention
 from regionprep.models.attention.mechanism import Cache, Layout, Mechanism, MemoryCache, WordCache
 from regionprep.models.attention.zodiac import ZodiacAttention
-from regionprep.models.options import checked
+from regionprep.models.options import checked, require_grid, takes
 
 MECHANISMS: dict[str, type[Mechanism]] = {
     "dot": DotAttention,
     "zodiac": ZodiacAttention,
 }
+
+SIZES = ("width", "heads", "grid")
+"""What a model decides for all its mechanisms."""
 
 __all__ = [
     "MECHANISMS",
@@ -44,16 +47,28 @@ def build(
     heads: int,
     dropout: float = 0.0,
     decoder: bool = False,
+    grid: tuple[int, int] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Mechanism:
     """Return the mechanism of that name for a model of `width`, `heads` and `dropout`.
 
-    What `options` leave open is as the mechanism wants it in an encoder or a `decoder`. Raises
-    InputError for a name or an option that does not exist, naming the nearest.
+    What `options` leave open is as the mechanism wants it in an encoder or a `decoder`. `grid` is
+    the height and width of the feature map whose cells are looked at, for mechanisms that are made
+    for one. Raises InputError for a name or an option that does not exist, naming the nearest, and
+    for a mechanism of encoders in a decoder.
     """
     if name not in MECHANISMS:
         raise InputError(unknown("attention", name, MECHANISMS))
     mechanism = MECHANISMS[name]
+    if decoder and not mechanism.decodes:
+        decoders = [known for known, other in MECHANISMS.items() if other.decodes]
+        raise InputError(
+            f"attention '{name}' is for encoders: words cannot look through it",
+            mend=f"Give decoder_attention and cross_attention, each one of {', '.join(decoders)}.",
+        )
     given = {**mechanism.defaults(dropout=dropout, decoder=decoder), **(options or {})}
-    arguments = checked(mechanism, given, owner=f"attention '{name}'", reserved=("width", "heads"))
-    return mechanism(width=width, heads=heads, **arguments)
+    arguments = checked(mechanism, given, owner=f"attention '{name}'", reserved=SIZES)
+    sizes: dict[str, Any] = {"width": width, "heads": heads}
+    if takes(mechanism, "grid"):
+        sizes["grid"] = require_grid(grid, owner=f"attention '{name}'")
+    return mechanism(**sizes, **arguments)

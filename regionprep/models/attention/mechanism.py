@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -96,7 +96,12 @@ class Mechanism(nn.Module, ABC):
 
     Queries may have more rows than keys: row i of the queries looks at row i // (n / b) of the
     keys, so that the captions of an image, or the hypotheses of a search, share one memory.
+
+    `decodes` says whether words can look through it, at each other and at an image; without that it
+    is for encoders alone, where queries, keys and values are the same regions.
     """
+
+    decodes: ClassVar[bool] = True
 
     def __init__(self, *, width: int, heads: int) -> None:
         super().__init__()
