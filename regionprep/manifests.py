@@ -151,7 +151,10 @@ class TrainingRecipe(Part):
 
 
 class ParameterCount(Part):
-    """How many parameters a model has, and on which features and vocabulary."""
+    """How many parameters a model has, and on which features and vocabulary.
+
+    `grid` is the size of the paper's feature map; None for models that take sets of regions.
+    """
 
     count: int
     feature_width: int = 768
