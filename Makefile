@@ -36,7 +36,7 @@ demo: setup
 	$(BIN)/prep demo
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
