@@ -226,6 +226,8 @@ def _words(run: Run, rows: Iterable[ImageRow], beam_size: int) -> Iterator[list[
     rows = iter(rows)
     while batch := list(itertools.islice(rows, BATCH)):
         regions = pad_regions(batch).to(run.device)
-        found = beam_search(run.model, regions, beam_size=beam_size, forbidden=[run.vocabulary.unk])
+        found = beam_search(
+            run.model, regions, beam_size=beam_size, forbidden=run.vocabulary.forbidden
+        )
         for best, *_ in found:
             yield run.vocabulary.decode(best.tokens)

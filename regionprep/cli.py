@@ -105,13 +105,18 @@ def vocab(
         int | None, typer.Option(min=1, help="Keep words seen at least this often in train.")
     ] = None,
     max_length: Annotated[
-        int | None, typer.Option(min=1, help="Words a caption keeps; the field keeps 16.")
+        int | None,
+        typer.Option(min=1, help="Words a caption keeps: 16; with --bpe its tokens: 20."),
+    ] = None,
+    bpe: Annotated[
+        str | None,
+        typer.Option(help="A BPE tokenizer instead of words: a folder, or a hub name like gpt2."),
     ] = None,
 ) -> None:
     """Build the vocabulary from the captions of the train split."""
     from regionprep.pipeline.vocab import make_vocabulary
 
-    print(make_vocabulary(_workspace(), min_count=min_count, max_length=max_length))
+    print(make_vocabulary(_workspace(), min_count=min_count, max_length=max_length, bpe=bpe))
 
 
 @app.command()

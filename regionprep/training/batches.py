@@ -138,8 +138,8 @@ class CaptionedImages:
 
     def _encode(self, captions: Sequence[Sequence[str]]) -> list[list[int]]:
         """Return the ids of captions that have a word, cut to the vocabulary's longest."""
-        longest = self.vocabulary.max_length
-        return [self.vocabulary.encode(tokens[:longest]) for tokens in captions if len(tokens)]
+        vocabulary = self.vocabulary
+        return [vocabulary.cut(vocabulary.encode(tokens)) for tokens in captions if len(tokens)]
 
     def __len__(self) -> int:
         return len(self.ids)

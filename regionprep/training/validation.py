@@ -43,6 +43,8 @@ def _caption(
     captioner: Captioner[Any, Any], batch: Batch, vocabulary: Vocabulary, beam_size: int
 ) -> dict[str, list[str]]:
     """Return the words of the best caption of each image."""
-    found = beam_search(captioner, batch.regions, beam_size=beam_size, forbidden=[vocabulary.unk])
+    found = beam_search(
+        captioner, batch.regions, beam_size=beam_size, forbidden=vocabulary.forbidden
+    )
     words = (vocabulary.decode(best[0].tokens) for best in found)
     return dict(zip(batch.image_ids, words, strict=True))

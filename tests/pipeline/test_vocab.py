@@ -17,6 +17,7 @@ from regionprep.pipeline.tables import CaptionRecord, ImageRecord, write_tables
 from regionprep.pipeline.vocab import (
     MARKS,
     Vocabulary,
+    WordVocabulary,
     count_words,
     load_vocabulary,
     make_vocabulary,
@@ -115,7 +116,7 @@ WORDS = st.lists(
 
 @given(WORDS, st.data())
 def test_known_words_survive_encoding_and_decoding(words: list[str], data):
-    vocabulary = Vocabulary(words)
+    vocabulary = WordVocabulary(words)
     tokens = data.draw(st.lists(st.sampled_from(words))) if words else []
     ids = vocabulary.encode(tokens)
     padded = [vocabulary.bos, *ids, vocabulary.eos, vocabulary.pad, *ids]
@@ -139,14 +140,14 @@ def test_counting_agrees_with_a_plain_count(texts: list[list[str]], min_count: i
 
 
 def test_unknown_words_are_decoded_as_such():
-    vocabulary = Vocabulary(["a"])
+    vocabulary = WordVocabulary(["a"])
     assert vocabulary.decode([1, 4, 3, 2, 4]) == ["a", "<unk>"]
 
 
 def test_ids_of_another_vocabulary_are_refused():
     for number in (5, -1):
         with pytest.raises(MismatchError, match=f"id {number} is not in a vocabulary of 5"):
-            Vocabulary(["a"]).decode([number])
+            WordVocabulary(["a"]).decode([number])
 
 
 def test_a_mark_in_a_caption_is_no_word():
@@ -158,14 +159,14 @@ def test_a_mark_in_a_caption_is_no_word():
 @pytest.mark.parametrize("words", [["a", "a"], ["a", "<eos>"]])
 def test_a_vocabulary_of_ambiguous_words_is_refused(words: list[str]):
     with pytest.raises(InputError, match="twice, or a mark"):
-        Vocabulary(words)
+        WordVocabulary(words)
 
 
 def test_the_fingerprint_is_of_what_ids_mean_alone():
-    one = Vocabulary(["a", "b"], [2, 1], min_count=1, dataset="x")
-    other = Vocabulary(["a", "b"], [9, 8], min_count=5, dataset="y")
+    one = WordVocabulary(["a", "b"], [2, 1], min_count=1, dataset="x")
+    other = WordVocabulary(["a", "b"], [9, 8], min_count=5, dataset="y")
     assert one.fingerprint == other.fingerprint
-    assert one.fingerprint != Vocabulary(["b", "a"]).fingerprint
+    assert one.fingerprint != WordVocabulary(["b", "a"]).fingerprint
 
 
 def test_a_minimum_that_no_word_reaches_is_refused_and_nothing_written(tmp_path: Path):

@@ -26,7 +26,7 @@ from regionprep.errors import InputError, MismatchError, MissingError
 from regionprep.pipeline.executor import run_plan
 from regionprep.pipeline.shards import ImageRow, Plan
 from regionprep.pipeline.store import FeatureStore
-from regionprep.pipeline.vocab import Vocabulary, load_vocabulary
+from regionprep.pipeline.vocab import WordVocabulary, load_vocabulary
 from regionprep.training.batches import (
     CaptionedImages,
     EncodedCaptions,
@@ -38,7 +38,7 @@ from regionprep.training.batches import (
 )
 from regionprep.workspace import Workspace
 
-VOCABULARY = Vocabulary(["a", "b", "c", "d", "e"], range(5, 0, -1), max_length=4)
+VOCABULARY = WordVocabulary(["a", "b", "c", "d", "e"], range(5, 0, -1), max_length=4)
 
 
 def open_store(workspace: Workspace) -> FeatureStore:

@@ -19,7 +19,7 @@ from regionprep.models import beam_search
 from regionprep.pipeline.claim import claimed
 from regionprep.pipeline.shards import ImageRow
 from regionprep.pipeline.store import FeatureStore
-from regionprep.pipeline.vocab import Vocabulary
+from regionprep.pipeline.vocab import Vocabulary, WordVocabulary
 from regionprep.training import load_run, loop, pad_regions, read_metrics, train
 from regionprep.training.checkpoints import load
 from regionprep.training.engine import Engine
@@ -202,7 +202,7 @@ def test_features_that_are_not_there_name_their_command(workspace: Workspace) ->
 
 def test_a_vocabulary_of_another_dataset_is_refused(workspace: Workspace) -> None:
     there = Vocabulary.load(workspace.vocabulary)
-    Vocabulary(there.words, there.counts, dataset="another").save(workspace.vocabulary)
+    WordVocabulary(there.words, there.counts, dataset="another").save(workspace.vocabulary)
     with pytest.raises(MismatchError, match="vocabulary of another dataset"):
         fit(workspace)
 

@@ -9,7 +9,7 @@ from made_up import BACKBONE, DETECTOR, manifest
 
 from regionprep.errors import ManifestError, MismatchError, MissingError, StorageError
 from regionprep.manifests import ModelManifest, Preset
-from regionprep.pipeline.vocab import Vocabulary
+from regionprep.pipeline.vocab import Vocabulary, WordVocabulary
 from regionprep.training import RunConfig, load_run, train
 from regionprep.training.runs import resolve
 from regionprep.workspace import Workspace
@@ -93,7 +93,7 @@ def test_a_run_opens_in_eval_mode_with_its_own_vocabulary(
 
 def test_another_vocabulary_is_refused_naming_both(folder: Path) -> None:
     there = Vocabulary.load(folder / "vocab.json")
-    other = Vocabulary([*there.words, "zebra"], [*there.counts, 1])
+    other = WordVocabulary([*there.words, "zebra"], [*there.counts, 1])
     other.save(folder / "vocab.json")
     with pytest.raises(MismatchError) as refusal:
         load_run(folder, "cpu")
