@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -69,9 +70,19 @@ class Bpe:
             if piece not in made or not BYTES.keys() >= set(piece)
         )
 
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of a text's pieces; MissingError where `tokenizers` is not installed."""
-        return self._tokenizer.encode(text).ids  # type: ignore[no-any-return]
+    def encode(self, words: Iterable[str]) -> list[int]:
+        """Return the ids of the pieces of words joined by spaces.
+
+        Raises MissingError where `tokenizers` is not installed.
+        """
+        ids: list[int] = []
+        # A text is cut before each space, so that a word's pieces are the same in any text.
+        for place, word in enumerate(words):
+            text = f" {word}" if place else word
+            if text not in self._encoded:
+                self._encoded[text] = self._tokenizer.encode(text).ids
+            ids += self._encoded[text]
+        return ids
 
     def spell(self, number: int) -> bytes:
         """Return the bytes of a piece, none for one that no text is made of."""
@@ -82,6 +93,11 @@ class Bpe:
     def begins_word(self, number: int) -> bool:
         """Tell whether a piece begins with a space."""
         return self.pieces[number].startswith(SPACE)
+
+    @cached_property
+    def _encoded(self) -> dict[str, list[int]]:
+        """The words met so far: a lookup takes a tenth of the time of the merges."""
+        return {}
 
     @cached_property
     def _tokenizer(self) -> Any:  # noqa: ANN401 - of a library that may be missing

@@ -299,7 +299,7 @@ class BpeVocabulary(Vocabulary):
 
     def encode(self, tokens: Iterable[str]) -> list[int]:
         """Return the ids of the pieces of the tokens, joined by spaces; there is none before."""
-        return self.bpe.encode(" ".join(tokens))
+        return self.bpe.encode(tokens)
 
     def cut(self, ids: list[int]) -> list[int]:
         """Return the ids of a caption that are kept: the whole words in the first `max_length`."""
@@ -472,9 +472,7 @@ def count_pieces(
     dataset: str = "",
 ) -> BpeVocabulary:
     """Return all pieces of a tokenizer, with how often these captions hold each."""
-    counts = Counter(
-        number for caption in captions for number in bpe.encode(" ".join(caption.tokens))
-    )
+    counts = Counter(number for caption in captions for number in bpe.encode(caption.tokens))
     if not counts:
         raise InputError(
             "the captions of train have no word", mend="Check the train split (`prep splits`)."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,14 @@ import huggingface_hub
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_vocab import workspace_of
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from regionprep import cli, job, scenes
 from regionprep.errors import InputError, MismatchError, MissingError, StorageError
 from regionprep.pipeline.bpe import BYTES, SPACE, Bpe, read_bpe
 from regionprep.pipeline.datasets import initialise
-from regionprep.pipeline.tables import CaptionRecord, ImageRecord, write_tables
-from regionprep.pipeline.text import tokenize
+from regionprep.pipeline.tables import CaptionRecord
 from regionprep.pipeline.vocab import (
     BpeVocabulary,
     Vocabulary,
@@ -35,7 +35,7 @@ TEXTS = [text for index in range(40) for text in scenes.captions(scenes.scene(0,
 END = "<|endoftext|>"
 
 
-def trained(*, lower: bool = False) -> Tokenizer:
+def trained(*, lower: bool = False, marked: bool = True) -> Tokenizer:
     """Return a byte-level BPE of the scenes' captions, GPT-2's mark at its end as in GPT-2."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -44,7 +44,8 @@ def trained(*, lower: bool = False) -> Tokenizer:
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=320, initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator(TEXTS, trainer)
-    tokenizer.add_special_tokens([END])
+    if marked:
+        tokenizer.add_special_tokens([END])
     return tokenizer
 
 
@@ -68,21 +69,6 @@ def bpe_of(tokenizer: Tokenizer) -> Bpe:
 
 BPE = bpe_of(TOKENIZER)
 VOCABULARY = BpeVocabulary(BPE, (0,) * len(BPE), "made up")
-
-
-def workspace_of(root: Path, **splits: Sequence[str]) -> Workspace:
-    """A workspace whose tables hold an image a caption, in these splits."""
-    (root / "images").mkdir(parents=True)
-    (root / "images/x.jpg").touch()
-    workspace = initialise(root / "work", images=root / "images")
-    images, captions = [], []
-    for split, texts in splits.items():
-        for text in texts:
-            image_id = f"{len(images):03d}"
-            images.append(ImageRecord(image_id, f"{image_id}.jpg", 8, 6, split))
-            captions.append(CaptionRecord(image_id, f"{image_id}#0", text, tokenize(text)))
-    write_tables(workspace, images, captions)
-    return workspace
 
 
 def test_bytes_are_written_as_gpt2_writes_them():
@@ -115,9 +101,14 @@ def test_the_first_word_has_no_space_before_it_and_others_have():
 WORDS = st.text(min_size=1, max_size=8).filter(lambda word: word.split() == [word])
 
 
-@given(st.lists(st.one_of(WORDS, st.sampled_from([*tokenize(" ".join(TEXTS)), END, "<unk>"]))))
-def test_every_word_comes_back(words: list[str]):
+# A text may hold the letters of a mark, which make no mark here.
+UNMARKED = trained(marked=False)
+
+
+@given(st.lists(st.one_of(WORDS, st.sampled_from([*" ".join(TEXTS).split(), END, "<unk>"]))))
+def test_words_are_encoded_as_one_text_and_come_back(words: list[str]):
     ids = VOCABULARY.encode(words)
+    assert ids == UNMARKED.encode(" ".join(words)).ids
     padded = [VOCABULARY.bos, *ids, VOCABULARY.eos, VOCABULARY.pad, *ids]
     assert VOCABULARY.decode(padded) == words
     assert not set(ids) & {*VOCABULARY.forbidden, VOCABULARY.pad, VOCABULARY.bos, VOCABULARY.eos}
@@ -155,7 +146,7 @@ def test_a_cut_caption_keeps_the_whole_words_that_fit(text: str, longest: int):
 
 
 def test_train_alone_is_counted_and_what_is_cut_is_told(tmp_path: Path, folder: Path):
-    workspace = workspace_of(tmp_path, train=["a disc", "a disc " * 30], val=["a zebra."])
+    workspace = workspace_of(tmp_path, train=["a disc", "a disc " * 30], val=["a zebra"])
     outcome = make_vocabulary(workspace, bpe=str(folder))
     made = outcome.vocabulary
     assert made.max_length == 20
@@ -232,13 +223,15 @@ def test_fingerprints_are_of_pieces_and_merges_and_of_the_kind():
 
 
 def test_each_kind_takes_the_others_place_and_prep_run_leaves_it(tmp_path: Path, folder: Path):
-    workspace = workspace_of(tmp_path, train=["a disc"] * 6)
+    tables = workspace_of(tmp_path, train=["a disc"] * 6)
+    workspace = Workspace(tables.root, initialise(tmp_path / "scenes", dataset="scenes").dataset)
     make_vocabulary(workspace)
     assert isinstance(Vocabulary.load(workspace.vocabulary), WordVocabulary)
     assert make_vocabulary(workspace, bpe=str(folder)).changed
     assert isinstance(Vocabulary.load(workspace.vocabulary), BpeVocabulary)
-    step = next(step for step in job.steps(workspace) if step.product != workspace.vocabulary)
+    [step] = [step for step in job.steps(workspace) if step.product == workspace.vocabulary]
     assert step.done, "prep run does what is not done, and no more"
+    assert "  done   prep vocab" in job.describe(workspace).splitlines()
 
 
 def test_min_count_does_not_go_with_it(tmp_path: Path, folder: Path):

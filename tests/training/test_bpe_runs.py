@@ -46,7 +46,7 @@ def fit(workspace: Workspace, **options: object) -> Path:
 def workspace(tmp_path_factory: pytest.TempPathFactory, tokenizer: Path) -> Workspace:
     """Return a workspace with a BPE vocabulary."""
     made = make_workspace(tmp_path_factory.mktemp("bpe") / "work")
-    make_vocabulary(made, bpe=str(tokenizer))
+    make_vocabulary(made, bpe=str(tokenizer), max_length=16)
     return made
 
 
@@ -68,7 +68,7 @@ def test_batches_are_padded_by_the_vocabularys_own_marks(workspace: Workspace) -
 def test_a_run_learns_and_captions_in_whole_words_without_the_tokenizer(
     workspace: Workspace,
 ) -> None:
-    folder = fit(workspace, score=right, select_by="right")
+    folder = fit(workspace)
     workspace.vocabulary.unlink()
     path = caption_split(workspace, run=folder.name, split="val", device="cpu").path
     rows = json.loads(path.read_text())
