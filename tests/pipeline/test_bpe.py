@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 from collections.abc import Callable
@@ -14,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from test_vocab import workspace_of
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from regionprep import cli, job, scenes
 from regionprep.errors import InputError, MismatchError, MissingError, StorageError
@@ -74,7 +73,7 @@ VOCABULARY = BpeVocabulary(BPE, (0,) * len(BPE), "made up")
 def test_bytes_are_written_as_gpt2_writes_them():
     assert sorted(BYTES) == sorted(pre_tokenizers.ByteLevel.alphabet())
     assert sorted(BYTES.values()) == list(range(256))
-    [(written, _)] = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(" é\x7f"[:2])
+    [(written, _)] = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(" é")
     assert bytes(BYTES[character] for character in written) == " é".encode()
     assert BYTES[SPACE] == ord(" ")
 
@@ -116,7 +115,7 @@ def test_words_are_encoded_as_one_text_and_come_back(words: list[str]):
 
 @given(st.lists(st.integers(0, len(BPE) - 2), max_size=12))
 def test_any_ids_are_decoded_as_the_library_decodes_them(ids: list[int]):
-    TOKENIZER.decoder = importlib.import_module("tokenizers").decoders.ByteLevel()
+    TOKENIZER.decoder = decoders.ByteLevel()
     assert VOCABULARY.decode(ids) == TOKENIZER.decode(ids).split()
 
 
