@@ -15,13 +15,38 @@ from typing import Any
 
 from regionprep.errors import InputError, unknown
 from regionprep.models.attention.dot import DotAttention
+from regionprep.models.attention.linformer import LinformerAttention
 from regionprep.models.attention.mechanism import Cache, Layout, Mechanism, MemoryCache, WordCache
+from regionprep.models.attention.stt import (
+    TensorDenseSynthesizer,
+    TensorHeightSynthesizer,
+    TensorSumSynthesizer,
+    TensorWidthSynthesizer,
+)
+from regionprep.models.attention.stt_factorized import (
+    TensorFactorizedSynthesizer,
+    TensorRandomFactorizedSynthesizer,
+)
+from regionprep.models.attention.stt_mixture import TensorMixtureSynthesizer
+from regionprep.models.attention.stt_random import TensorRandomSynthesizer
+from regionprep.models.attention.synthesizer import MatrixDenseSynthesizer
 from regionprep.models.attention.zodiac import ZodiacAttention
 from regionprep.models.options import checked, require_grid, takes
 
 MECHANISMS: dict[str, type[Mechanism]] = {
     "dot": DotAttention,
     "zodiac": ZodiacAttention,
+    "synthesizer_dense": MatrixDenseSynthesizer,
+    "stt": TensorDenseSynthesizer,
+    "stt_height": TensorHeightSynthesizer,
+    "stt_width": TensorWidthSynthesizer,
+    "stt_channel": TensorDenseSynthesizer,  # The paper's eq. 11 is its Z_C: `stt`, once more.
+    "stt_sum": TensorSumSynthesizer,
+    "stt_random": TensorRandomSynthesizer,
+    "stt_factorized": TensorFactorizedSynthesizer,
+    "stt_random_factorized": TensorRandomFactorizedSynthesizer,
+    "stt_mixture": TensorMixtureSynthesizer,
+    "linformer": LinformerAttention,
 }
 
 SIZES = ("width", "heads", "grid")
@@ -32,8 +57,18 @@ __all__ = [
     "Cache",
     "DotAttention",
     "Layout",
+    "LinformerAttention",
+    "MatrixDenseSynthesizer",
     "Mechanism",
     "MemoryCache",
+    "TensorDenseSynthesizer",
+    "TensorFactorizedSynthesizer",
+    "TensorHeightSynthesizer",
+    "TensorMixtureSynthesizer",
+    "TensorRandomFactorizedSynthesizer",
+    "TensorRandomSynthesizer",
+    "TensorSumSynthesizer",
+    "TensorWidthSynthesizer",
     "WordCache",
     "ZodiacAttention",
     "build",
