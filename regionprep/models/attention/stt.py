@@ -15,7 +15,7 @@
     symbol              argument
     X in H x W x C      query, its cells row by row
     A_(H), .., A_(C)    TensorMap.matrices
-    V                   TensorDenseSynthesizer.value of the values
+    V                   TensorDenseSynthesizer.value(value)
 
 Departures:
 - Eq. 11 is Z_C of section 3.2.1, so `stt` and `stt_channel` are one mechanism under two names.

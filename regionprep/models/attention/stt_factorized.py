@@ -11,7 +11,7 @@
     α_i x β_i of A_(H)i, ..     height_factors, width_factors, channel_factors: [[α_1, β_1], ..]
     α_i x β_i of R_i            factors
     A_(H)i, .., R_i             FactorizedMap.height, .width, .channel, RandomFactors.factors
-    V                           Synthesizer.value of the values
+    V                           Synthesizer.value(value)
 
 Departures:
 - Number and sizes of the factors are unstated. By default there are two, those of rows and of

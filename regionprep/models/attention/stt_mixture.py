@@ -7,7 +7,7 @@
     X           query, its cells row by row
     S, R        TensorMixtureSynthesizer.dense, .random: see stt_factorized.py
     θ           the softmax of TensorMixtureSynthesizer.theta
-    V           TensorMixtureSynthesizer.value of the values
+    V           TensorMixtureSynthesizer.value(value)
 
 Departures:
 - S of eq. 17 is a softmax already, and lies between 0 and 1: under a second one the image moves

@@ -4,7 +4,7 @@
 
     symbol          argument
     R in HW x HW    TensorRandomSynthesizer.random
-    V               TensorRandomSynthesizer.value of the values
+    V               TensorRandomSynthesizer.value(value)
 
 Departures: how R is drawn is unstated; here as all matrices of the model. What else is unstated is
 listed in synthesizer.py.

@@ -9,8 +9,8 @@
     W_1, W_2    MatrixDenseSynthesizer.inner, .outer
     G           Synthesizer.value
 
-Departures, here and in the tensor synthesizers (arXiv 2201.01410), which leave them unstated but
-for the first; so all of them differ in their maps alone:
+Departures, here and in the tensor synthesizers, whose paper (arXiv 2201.01410) states nothing of
+this; so that all of them differ in their maps alone:
 - One map for all heads, where 2005.00743 has one for each: the number of heads changes nothing.
 - No bias in what makes the map; the softmax goes over the keys.
 - Values and output are projected with biases, and dropout falls on the map, both as in `dot`.
@@ -38,7 +38,7 @@ class Synthesizer(GridMechanism):
 
     @abstractmethod
     def weights(self, x: Float[Tensor, "b k m"]) -> Float[Tensor, "#b k k"]:
-        """Return the attention map after its softmax; its last axis are the keys."""
+        """Return the attention map after its softmax; its last axis is the keys."""
 
     def look(
         self,
