@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+
+Activation = Literal["relu", "gelu", "none"]
+ACTIVATIONS: dict[Activation, type[nn.Module]] = {
+    "relu": nn.ReLU,
+    "gelu": nn.GELU,
+    "none": nn.Identity,
+}
 
 
 class Residual(nn.Module):
@@ -29,11 +37,16 @@ class Residual(nn.Module):
 
 
 class FeedForward(nn.Sequential):
-    """Two linear layers with a ReLU between them, applied to each position."""
+    """Two linear layers with an activation between them, applied to each position."""
 
-    def __init__(self, *, width: int, inner: int, dropout: float) -> None:
+    def __init__(
+        self, *, width: int, inner: int, dropout: float, activation: Activation = "relu"
+    ) -> None:
         super().__init__(
-            nn.Linear(width, inner), nn.ReLU(), nn.Dropout(dropout), nn.Linear(inner, width)
+            nn.Linear(width, inner),
+            ACTIVATIONS[activation](),
+            nn.Dropout(dropout),
+            nn.Linear(inner, width),
         )
 
 
