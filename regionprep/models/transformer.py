@@ -21,7 +21,7 @@ from regionprep.errors import InputError
 from regionprep.models import attention as attentions
 from regionprep.models import connections
 from regionprep.models.attention import Layout, Mechanism, MemoryCache, WordCache
-from regionprep.models.blocks import FeedForward, Residual, sinusoids
+from regionprep.models.blocks import Activation, FeedForward, Residual, sinusoids
 from regionprep.models.captioner import Captioner, Regions
 from regionprep.models.connections import Memory
 from regionprep.models.options import Count, Rate
@@ -31,7 +31,7 @@ Choice = str | Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Sizes:
-    """What all layers of both stacks share."""
+    """What all layers of both stacks share; `layers` counts the encoder's."""
 
     width: int
     heads: int
@@ -39,6 +39,8 @@ class Sizes:
     dropout: float
     norm_first: bool
     grid: tuple[int, int] | None = None
+    layers: int = 1
+    activation: Activation = "relu"
 
     def mechanism(self, choice: Choice, *, decoder: bool) -> Mechanism:
         """Return a new attention mechanism of these sizes."""
@@ -62,6 +64,7 @@ class Sizes:
             width=self.width,
             dropout=self.dropout,
             norm_first=self.norm_first,
+            layers=self.layers,
             options=options,
         )
 
@@ -71,7 +74,12 @@ class Sizes:
 
     def inner(self) -> FeedForward:
         """Return a new feed-forward network of these sizes."""
-        return FeedForward(width=self.width, inner=self.feed_forward, dropout=self.dropout)
+        return FeedForward(
+            width=self.width,
+            inner=self.feed_forward,
+            dropout=self.dropout,
+            activation=self.activation,
+        )
 
     def final(self) -> nn.Module:
         """Return what ends a stack: a norm, unless its last layer ended with one."""
@@ -196,6 +204,7 @@ class Transformer(Captioner[Memory, TransformerState]):
         width: Count = 512,
         heads: Count = 8,
         feed_forward: Count = 2048,
+        feed_forward_activation: Activation = "relu",
         dropout: Rate = 0.1,
         norm: Literal["first", "last"] = "first",
         attention: str | dict[str, Any] = "dot",
@@ -219,7 +228,16 @@ class Transformer(Captioner[Memory, TransformerState]):
         )
         own = attention if decoder_attention is None else decoder_attention
         cross = attention if cross_attention is None else cross_attention
-        sizes = Sizes(width, heads, feed_forward, dropout, norm == "first", grid)
+        sizes = Sizes(
+            width,
+            heads,
+            feed_forward,
+            dropout,
+            norm == "first",
+            grid,
+            layers=encoder_layers,
+            activation=feed_forward_activation,
+        )
         self.regions = nn.Sequential(
             nn.Linear(feature_width, width), nn.ReLU(), nn.Dropout(dropout)
         )

@@ -14,9 +14,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from regionprep.errors import InputError, unknown
+from regionprep.models.attention.aoa import AoaAttention
 from regionprep.models.attention.dot import DotAttention
 from regionprep.models.attention.linformer import LinformerAttention
 from regionprep.models.attention.mechanism import Cache, Layout, Mechanism, MemoryCache, WordCache
+from regionprep.models.attention.memory import MemoryAttention
 from regionprep.models.attention.stt import (
     TensorDenseSynthesizer,
     TensorHeightSynthesizer,
@@ -34,7 +36,9 @@ from regionprep.models.attention.zodiac import ZodiacAttention
 from regionprep.models.options import checked, require_grid, takes
 
 MECHANISMS: dict[str, type[Mechanism]] = {
+    "aoa": AoaAttention,
     "dot": DotAttention,
+    "memory": MemoryAttention,
     "zodiac": ZodiacAttention,
     "synthesizer_dense": MatrixDenseSynthesizer,
     "stt": TensorDenseSynthesizer,
@@ -54,12 +58,14 @@ SIZES = ("width", "heads", "grid")
 
 __all__ = [
     "MECHANISMS",
+    "AoaAttention",
     "Cache",
     "DotAttention",
     "Layout",
     "LinformerAttention",
     "MatrixDenseSynthesizer",
     "Mechanism",
+    "MemoryAttention",
     "MemoryCache",
     "TensorDenseSynthesizer",
     "TensorFactorizedSynthesizer",

@@ -8,14 +8,18 @@ from typing import Any
 from regionprep.errors import InputError, unknown
 from regionprep.models.attention import Mechanism
 from regionprep.models.connections.add_norm import AddNorm
+from regionprep.models.connections.aoa import Aoa
 from regionprep.models.connections.connection import Connection, Memory
-from regionprep.models.options import checked
+from regionprep.models.connections.meshed import Meshed
+from regionprep.models.options import checked, takes
 
 CONNECTIONS: dict[str, type[Connection]] = {
     "add_norm": AddNorm,
+    "aoa": Aoa,
+    "meshed": Meshed,
 }
 
-__all__ = ["CONNECTIONS", "AddNorm", "Connection", "Memory", "build"]
+__all__ = ["CONNECTIONS", "AddNorm", "Aoa", "Connection", "Memory", "Meshed", "build"]
 
 
 def build(
@@ -25,15 +29,19 @@ def build(
     width: int,
     dropout: float,
     norm_first: bool,
+    layers: int,
     options: Mapping[str, Any] | None = None,
 ) -> Connection:
     """Return the connection of that name; `attention` makes the mechanisms it looks through.
 
-    Raises InputError for a name or an option that does not exist, naming the nearest.
+    `layers` counts those of the encoder, for connections that look at each of them. Raises
+    InputError for a name or an option that does not exist, naming the nearest.
     """
     if name not in CONNECTIONS:
         raise InputError(unknown("connection", name, CONNECTIONS))
     connection = CONNECTIONS[name]
     shared = {"attention": attention, "width": width, "dropout": dropout, "norm_first": norm_first}
+    if takes(connection, "layers"):
+        shared["layers"] = layers
     own = checked(connection, options or {}, owner=f"connection '{name}'", reserved=shared)
     return connection(**shared, **own)
