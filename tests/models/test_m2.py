@@ -55,7 +55,7 @@ def test_slots_are_seen_where_nothing_is_masked():
     torch.testing.assert_close(module(x, x, x), torch.stack(slow).reshape(x.shape))
 
 
-def test_slots_start_as_wide_as_projected_regions_are_summed():
+def test_slots_start_with_the_deviations_of_the_authors_code():
     module = MemoryAttention(width=512, heads=8)
     assert module.slot_keys.shape == module.slot_values.shape == (1, 40, 512)
     torch.testing.assert_close(module.slot_keys.std().item(), 1 / 64, atol=1e-3, rtol=0)

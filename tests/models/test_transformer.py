@@ -55,6 +55,24 @@ def test_zodiac_pools_whole_maps_in_the_encoder_and_the_past_in_the_decoder():
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("relu", torch.nn.ReLU), ("gelu", torch.nn.GELU), ("none", torch.nn.Identity)],
+)
+def test_feed_forward_networks_have_the_chosen_activation(name, kind):
+    model = tiny(feed_forward_activation=name)
+    assert isinstance(model.encoder[0].feed_forward[1], kind)
+    assert isinstance(model.decoder[1].feed_forward[1], kind)
+
+
+def test_feed_forward_networks_without_activation_are_linear():
+    network = tiny(feed_forward_activation="none").encoder[0].feed_forward
+    x, y = torch.randn(2, 3, 16), torch.randn(2, 3, 16)
+    torch.testing.assert_close(
+        network(x + y) - network(y), network(x) - network(torch.zeros_like(x))
+    )
+
+
 def test_zodiac_has_a_dropout_of_its_own():
     model = tiny(attention="zodiac", dropout=0.1)
     assert model.encoder[0].attention.dropout.p == 0.2
