@@ -267,6 +267,7 @@ def test_unknown_captioner_names_the_nearest():
         ({"decoder_layers": 0}, "argument 'decoder_layers' of captioner 'transformer'"),
         ({"dropout": 1.5}, "argument 'dropout' of captioner 'transformer'"),
         ({"norm": "before"}, "argument 'norm' of captioner 'transformer'"),
+        ({"feed_forward_activation": "tanh"}, "Input should be 'relu', 'gelu' or 'none'"),
         ({"attention": "zodiak"}, "unknown attention 'zodiak'. Did you mean 'zodiac'?"),
         ({"attention": {"gate": "tanh"}}, "attention without a name: {'gate': 'tanh'}"),
         ({"attention": {"name": "zodiac", "gates": "tanh"}}, "Did you mean 'gate'?"),
