@@ -9,7 +9,7 @@ M           memory.last
 AoA         Aoa.on_attention
 
 The authors' decoder is an LSTM whose state is the query, without a residual connection. In a
-transformer it stands where VisualGPT (arXiv 2102.10407, figure 3 b) has it: after the attention
+transformer it stands where VisualGPT (arXiv 2102.10407, section 3) has it: after the attention
 over the encoder, inside add and norm. The attention keeps its W^O, for it may be of any kind.
 """
 
