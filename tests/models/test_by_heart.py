@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from samples import SPECIAL
-from test_captioners import MODELS, build, on_grid
+from test_captioners import MODELS, POOLED, build, on_grid
 
 from regionprep import models, scenes
 from regionprep.models import Regions
@@ -46,6 +46,10 @@ def test_a_model_learns_eight_scenes_by_heart(name):
         optimiser.zero_grad()
         if step % 25 == 24 and cost(model, batch, criterion) < LEARNED:
             break
+    if name in POOLED:  # Word by word they are another function than the one that was trained.
+        taught = model.eval()(batch, inputs).argmax(-1)
+        assert torch.equal(taught.where(targets != SPECIAL["pad"], SPECIAL["pad"]), targets)
+        return
     written = models.beam_search(model.eval(), batch, beam_size=3)
     assert [spell(best[0].tokens) for best in written] == CAPTIONS
 
