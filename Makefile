@@ -23,7 +23,7 @@ $(BIN)/uv: constraints.txt
 	@touch $@
 
 $(VENV)/.installed: pyproject.toml constraints.txt $(BIN)/uv
-	$(INSTALL) --editable '.[offline]'
+	$(INSTALL) --editable '.[offline,gpt2]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

@@ -18,10 +18,12 @@ from typing import Any
 from regionprep.errors import InputError, unknown
 from regionprep.models.captioner import Captioner, Criterion, Regions, State
 from regionprep.models.decoding import Hypothesis, beam_search, greedy
+from regionprep.models.gpt2 import GPT2
 from regionprep.models.options import checked
 from regionprep.models.transformer import Transformer
 
 CAPTIONERS: dict[str, type[Captioner[Any, Any]]] = {
+    "gpt2": GPT2,
     "transformer": Transformer,
 }
 

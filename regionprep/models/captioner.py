@@ -84,6 +84,13 @@ class Captioner(nn.Module, ABC, Generic[M, S]):
         self.pad, self.bos, self.eos = pad, bos, eos
         self.grid = grid
 
+    def warm_start(self) -> None:
+        """Take over pretrained weights, where the model has such: before a new run's first step.
+
+        Never called when a run goes on or is opened again, whose weights are in its checkpoint; so
+        building a captioner touches neither files nor the network.
+        """
+
     @abstractmethod
     def forward(self, regions: Regions, tokens: Int[Tensor, "b c t"]) -> Float[Tensor, "b c t v"]:
         """Return the logits of the token that follows each token; c captions share an image."""

@@ -262,12 +262,16 @@ class Trainer:
         return figures[chosen] < best if chosen == "val_loss" else figures[chosen] > best
 
     def _resume(self) -> Progress:
-        """Return where training stands, with the state of the furthest whole checkpoint."""
+        """Return where training stands, with the state of the furthest whole checkpoint.
+
+        Without one the run is new, and the captioner starts from what it has pretrained.
+        """
         files = {checkpoint_path(self.folder, name): name for name in ("last", "best")}
         found, faults = checkpoints.load_furthest(files, expected=self.config.binding())
         for fault in faults:
             self.journal.say(f"passed over: {fault}")
         if found is None:
+            self.engine.captioner.warm_start()
             return Progress()
         self.engine.restore(found)
         # What is whole takes the place of what is torn; a torn best has to be found again.

@@ -9,17 +9,33 @@ from regionprep.errors import InputError, unknown
 from regionprep.models.attention import Mechanism
 from regionprep.models.connections.add_norm import AddNorm
 from regionprep.models.connections.aoa import Aoa
-from regionprep.models.connections.connection import Connection, Memory
+from regionprep.models.connections.connection import Connection, Gates, Memory
 from regionprep.models.connections.meshed import Meshed
+from regionprep.models.connections.srau import Srau, SrauNormalized, SrauReleased
 from regionprep.models.options import checked, takes
 
 CONNECTIONS: dict[str, type[Connection]] = {
     "add_norm": AddNorm,
     "aoa": Aoa,
     "meshed": Meshed,
+    "srau": Srau,
+    "srau_normalized": SrauNormalized,
+    "srau_released": SrauReleased,
 }
 
-__all__ = ["CONNECTIONS", "AddNorm", "Aoa", "Connection", "Memory", "Meshed", "build"]
+__all__ = [
+    "CONNECTIONS",
+    "AddNorm",
+    "Aoa",
+    "Connection",
+    "Gates",
+    "Memory",
+    "Meshed",
+    "Srau",
+    "SrauNormalized",
+    "SrauReleased",
+    "build",
+]
 
 
 def build(

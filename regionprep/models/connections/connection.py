@@ -24,8 +24,26 @@ class Memory:
         return self.layers[-1]
 
 
+@dataclass(frozen=True, eq=False)
+class Gates:
+    """How much of what was found in an image, and of the words before it, went on: 0 to 1.
+
+    One after the other for each layer of the encoder that was looked at.
+    """
+
+    visual: Float[Tensor, "layers n t m"]
+    language: Float[Tensor, "layers n t m"]
+
+
 class Connection(nn.Module, ABC):
-    """Brings the encoder's memory into the hidden states of a decoder's layer."""
+    """Brings the encoder's memory into the hidden states of a decoder's layer.
+
+    One that has gates keeps those of its latest call in `kept_gates`, without their gradients, if
+    `keep_gates` was set to True before: for plots, since they take room.
+    """
+
+    keep_gates: bool = False
+    kept_gates: Gates | None = None
 
     @abstractmethod
     def forward(

@@ -1,0 +1,52 @@
+"""Pretrained weights are taken over once, when a run is new."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from made_up import BACKBONE, DETECTOR, manifest
+
+from regionprep.models import CAPTIONERS
+from regionprep.training import load_run, train
+from regionprep.workspace import Workspace
+
+
+@pytest.fixture
+def starts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list that grows with every start; a start sets the output's bias to 3."""
+    counted: list[str] = []
+
+    def warm_start(self) -> None:
+        counted.append("started")
+        self.output.bias.data.fill_(3.0)
+
+    monkeypatch.setattr(CAPTIONERS["transformer"], "warm_start", warm_start)
+    return counted
+
+
+def fit(workspace: Workspace, **options) -> Path:
+    given = {"detector": DETECTOR, "backbone": BACKBONE, "device": "cpu", "progress": False}
+    recipe = {"epochs": 1, "learning_rate": 1e-6}
+    return train(workspace, manifest(**recipe), **(given | options))
+
+
+def test_a_new_run_starts_from_pretrained_weights(workspace: Workspace, starts: list[str]):
+    folder = fit(workspace)
+    assert len(starts) == 1
+    run = load_run(folder, "cpu")
+    assert run.model.output.bias.mean().item() == pytest.approx(3.0, abs=1e-3)
+    assert len(starts) == 1
+
+
+def test_a_run_that_goes_on_does_not_start_again(workspace: Workspace, starts: list[str]):
+    folder = fit(workspace, max_steps=4)
+    (folder / "finished.json").unlink()
+    fit(workspace, max_steps=4)
+    assert len(starts) == 1
+
+
+def test_a_run_that_is_started_over_starts_again(workspace: Workspace, starts: list[str]):
+    fit(workspace, max_steps=2)
+    fit(workspace, max_steps=2, force=True)
+    assert len(starts) == 2
