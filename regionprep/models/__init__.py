@@ -20,11 +20,17 @@ from regionprep.models.captioner import Captioner, Criterion, Regions, State
 from regionprep.models.decoding import Hypothesis, beam_search, greedy
 from regionprep.models.gpt2 import GPT2
 from regionprep.models.options import checked
+from regionprep.models.show_and_tell import ShowAndTell
+from regionprep.models.show_attend_tell import ShowAttendTell
 from regionprep.models.transformer import Transformer
+from regionprep.models.up_down import UpDown
 
 CAPTIONERS: dict[str, type[Captioner[Any, Any]]] = {
     "gpt2": GPT2,
     "transformer": Transformer,
+    "show_attend_tell": ShowAttendTell,
+    "show_and_tell": ShowAndTell,
+    "up_down": UpDown,
 }
 
 __all__ = [

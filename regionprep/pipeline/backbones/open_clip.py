@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from regionprep.errors import ManifestError, MissingError, unknown
 from regionprep.manifests import BackboneManifest
 from regionprep.pipeline.backbones.backbone import BATCH_CROPS, CropBackbone
-from regionprep.pipeline.backbones.resources import Resources, no_options, no_such
+from regionprep.pipeline.backbones.resources import Resources, no_such, only_options
 from regionprep.pipeline.weights import Weights, differences, fetch_hub, misfit
 
 HUB_FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
@@ -58,7 +58,7 @@ class OpenClipBackbone(CropBackbone):
     @classmethod
     def from_manifest(cls, manifest: BackboneManifest, resources: Resources) -> Self:
         """Return the backbone, or raise what is missing for it."""
-        no_options(manifest)
+        only_options(manifest)
         return cls(
             manifest.model,
             pretrained=manifest.pretrained,

@@ -28,10 +28,11 @@ class Resources:
         return None if self.weights is None else Weights.of_file(self.weights)
 
 
-def no_options(manifest: BackboneManifest) -> None:
-    """Raise ManifestError if a manifest has options: its library knows none."""
+def only_options(manifest: BackboneManifest, known: Sequence[str] = ()) -> None:
+    """Raise ManifestError if a manifest has an option that its library does not know."""
     for name in manifest.options:
-        raise ManifestError(unknown("option", name, ()), where=manifest.name)
+        if name not in known:
+            raise ManifestError(unknown("option", name, known), where=manifest.name)
 
 
 def no_such(library: str, model: str, known: Sequence[str]) -> ManifestError:

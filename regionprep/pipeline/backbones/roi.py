@@ -8,7 +8,7 @@ from typing import Any, Self
 from regionprep.errors import InputError
 from regionprep.manifests import BackboneManifest
 from regionprep.pipeline.backbones.backbone import Boxes, FeatureMap, Features, Pixels
-from regionprep.pipeline.backbones.resources import Resources, no_options
+from regionprep.pipeline.backbones.resources import Resources, only_options
 from regionprep.pipeline.detectors.detector import Detector
 
 
@@ -21,7 +21,7 @@ class RoiBackbone:
     @classmethod
     def from_manifest(cls, manifest: BackboneManifest, resources: Resources) -> Self:
         """Return the backbone over the detector at hand."""
-        no_options(manifest)
+        only_options(manifest)
         if resources.weights is not None:
             raise InputError(
                 f"backbone '{manifest.name}' has no weights of its own: they are the detector's",

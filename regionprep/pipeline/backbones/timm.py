@@ -15,10 +15,10 @@ from timm.models import get_pretrained_cfg
 from torch import Tensor, nn
 
 from regionprep.errors import ManifestError, MissingError, unknown
-from regionprep.manifests import BackboneManifest
+from regionprep.manifests import BackboneManifest, Scalar
 from regionprep.pipeline.backbones.backbone import BATCH_CROPS, CropBackbone, channels_last
 from regionprep.pipeline.backbones.packaged import PACKAGES, Packaged
-from regionprep.pipeline.backbones.resources import Resources, no_options, no_such
+from regionprep.pipeline.backbones.resources import Resources, no_such, only_options
 from regionprep.pipeline.weights import Weights, differences, fetch_hub, fetch_url, misfit
 
 HUB_FILES = ("model.safetensors", "pytorch_model.bin")
@@ -28,7 +28,9 @@ class TimmBackbone(CropBackbone):
     """A model of timm by name, with its transform.
 
     `pretrained` is the tag of timm's weights (None: timm's first), which the transform belongs to;
-    `weights` is a file instead of them, `package` a Python package that brings them.
+    `weights` is a file instead of them, `package` a Python package that brings them. `map_stride`
+    is how many pixels of the input a cell of its feature map is wide: the map is then the last of
+    that stride, before what halves it. Without one it is the model's last.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class TimmBackbone(CropBackbone):
         pretrained: str | None = None,
         weights: Weights | None = None,
         package: Packaged | None = None,
+        map_stride: Scalar = None,
         batch_size: int = BATCH_CROPS,
         device: str = "auto",
     ) -> None:
@@ -49,17 +52,19 @@ class TimmBackbone(CropBackbone):
             raise ManifestError(unknown(f"weights of timm's {model}", pretrained, tags))
         self.name = f"{model}.{pretrained}" if pretrained else model
         self._file, self._package = weights, package
+        self._map_stride = map_stride
 
     @classmethod
     def from_manifest(cls, manifest: BackboneManifest, resources: Resources) -> Self:
         """Return the backbone, or raise what is missing for it."""
-        no_options(manifest)
+        only_options(manifest, ("map_stride",))
         model, _, tag = manifest.model.partition(".")
         return cls(
             model,
             pretrained=manifest.pretrained or tag or None,
             weights=resources.file,
             package=PACKAGES[manifest.package] if manifest.package else None,
+            map_stride=manifest.options.get("map_stride"),
             batch_size=resources.batch_size or BATCH_CROPS,
             device=resources.device,
         )
@@ -72,13 +77,21 @@ class TimmBackbone(CropBackbone):
     @property
     def provenance(self) -> dict[str, Any]:
         """Return what decides the features."""
-        return {"weights": self.weights.provenance, "preprocessing": self._config}
+        decides = {"weights": self.weights.provenance, "preprocessing": self._config}
+        # Only where it is given, for it changes no other features.
+        return decides if self._map_stride is None else decides | {"map_stride": self._map_stride}
 
     @cached_property
     def transform(self) -> Callable[[Image.Image], Tensor]:
         """Return timm's transform for these weights."""
         transform: Callable[[Image.Image], Tensor] = create_transform(**self._config)
         return transform
+
+    def load(self) -> None:
+        """Load the model now, or raise what is wrong with it or with the stride of its map."""
+        super().load()
+        if self._map_stride is not None:
+            self.map_width  # noqa: B018 - one forward pass shows that it is there
 
     def build(self) -> nn.Module:
         """Return the model without its classifier."""
@@ -123,12 +136,28 @@ class TimmBackbone(CropBackbone):
         return features
 
     def mapped(self, batch: Tensor) -> Tensor:
-        """Return the features before the pooling."""
+        """Return the features before the pooling, or those of the stride that was asked for."""
         model = self.model
+        if self._map_stride is not None:
+            [stage] = model.forward_intermediates(
+                batch, indices=[self._stage], stop_early=True, intermediates_only=True
+            )
+            found: Tensor = stage.permute(0, 2, 3, 1)
+            return found
         cells = getattr(getattr(model, "patch_embed", None), "grid_size", (0, 0))
         maps = model.forward_features(batch)
         prefix = getattr(model, "num_prefix_tokens", 0)
         return channels_last(maps, model.num_features, prefix, cells)
+
+    @cached_property
+    def _stage(self) -> int:
+        """Return the number of the last stage of the map's stride."""
+        strides = [stage["reduction"] for stage in self.model.feature_info]
+        if self._map_stride not in strides:
+            known = [str(stride) for stride in dict.fromkeys(strides)]
+            what = f"map_stride of timm's {self.name}"
+            raise ManifestError(unknown(what, str(self._map_stride), known))
+        return len(strides) - 1 - strides[::-1].index(self._map_stride)
 
     @cached_property
     def _config(self) -> dict[str, Any]:

@@ -182,6 +182,51 @@ def test_a_vision_transformers_map_leaves_out_its_class_token(weights):
     np.testing.assert_allclose(found.features, tokens[1:].numpy(), atol=1e-4)
 
 
+def test_vgg19s_map_for_show_attend_and_tell_is_conv5_4_before_its_pooling():
+    """Layers as arXiv 1409.1556 counts them: conv5_4 is the last of 16, before the fifth pool."""
+    with torch.device("meta"):
+        network = timm.create_model("vgg19", num_classes=0).eval()
+    network.pre_logits = torch.nn.Identity()  # Most of the weights, and of no use to a map.
+    network.to_empty(device="cpu")
+    torch.manual_seed(0)
+    for weight in network.parameters():
+        torch.nn.init.normal_(weight, std=0.03)
+    backbone = backbones.load(backbones.manifest("vgg19_conv5"), Resources(device="cpu"))
+    backbone.model = network
+    [found] = backbone.maps(IMAGES[:1])
+    assert (found.height, found.width, found.features.shape[1]) == (14, 14, 512)
+    hidden = backbone.transform(Image.fromarray(IMAGES[0]))[None]
+    layers = [*network.features]
+    assert isinstance(layers[-1], torch.nn.MaxPool2d)
+    with torch.inference_mode():
+        for layer in layers[:-1]:
+            hidden = layer(hidden)
+    expected = hidden[0].permute(1, 2, 0).flatten(0, 1).numpy()
+    np.testing.assert_allclose(found.features, expected, rtol=1e-4, atol=1e-6)
+    assert sum(isinstance(layer, torch.nn.Conv2d) for layer in layers) == 16
+
+
+def strided(weights, stride):
+    manifest = backbones.manifest("timm:test_resnet")
+    manifest = manifest.model_copy(update={"options": {"map_stride": stride}})
+    return backbones.load(manifest, Resources(weights("timm:test_resnet"), device="cpu"))
+
+
+def test_a_maps_stride_is_part_of_what_decides_features(weights):
+    backbone = strided(weights, 8)
+    [fine] = backbone.maps(IMAGES[:1])
+    [coarse] = strided(weights, 32).maps(IMAGES[:1])
+    assert fine.height == 4 * coarse.height
+    assert fine.boxes.shape == (fine.height * fine.width, 4)
+    assert backbone.provenance["map_stride"] == 8
+    assert "map_stride" not in strided(weights, None).provenance
+
+
+def test_a_stride_that_no_map_has_is_told_before_anything_is_computed(weights):
+    with pytest.raises(ManifestError, match=r"map_stride of timm's test_resnet '12'.*Known: .*16"):
+        strided(weights, 12).load()
+
+
 def test_fine_tuned_and_headless_weights_fit_too(tmp_path):
     torch.manual_seed(0)
     for classes in (7, 0):
