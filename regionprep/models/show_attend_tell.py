@@ -231,7 +231,7 @@ class ShowAttendTell(RecurrentCaptioner[Annotations]):
             log_p,
             glimpses,
             real,
-            baseline=self.baseline.clone(),
+            baseline=self.baseline,
             reward_weight=self.reward_weight,
             entropy_weight=self.entropy_weight,
         )
