@@ -138,26 +138,32 @@ class TimmBackbone(CropBackbone):
     def mapped(self, batch: Tensor) -> Tensor:
         """Return the features before the pooling, or those of the stride that was asked for."""
         model = self.model
-        if self._map_stride is not None:
-            [stage] = model.forward_intermediates(
-                batch, indices=[self._stage], stop_early=True, intermediates_only=True
-            )
-            found: Tensor = stage.permute(0, 2, 3, 1)
-            return found
         cells = getattr(getattr(model, "patch_embed", None), "grid_size", (0, 0))
-        maps = model.forward_features(batch)
         prefix = getattr(model, "num_prefix_tokens", 0)
-        return channels_last(maps, model.num_features, prefix, cells)
+        if self._map_stride is None:
+            return channels_last(model.forward_features(batch), model.num_features, prefix, cells)
+        return channels_last(self._passing(batch), self._stage["num_chs"], prefix, cells)
+
+    def _passing(self, batch: Tensor) -> Tensor:
+        """Return what leaves the stage of the map's stride."""
+        left: list[Tensor] = []
+        module = self.model.get_submodule(self._stage["module"])
+        hook = module.register_forward_hook(lambda *call: left.append(call[-1]))
+        try:
+            self.model.forward_features(batch)
+        finally:
+            hook.remove()
+        return left[-1]
 
     @cached_property
-    def _stage(self) -> int:
-        """Return the number of the last stage of the map's stride."""
-        strides = [stage["reduction"] for stage in self.model.feature_info]
-        if self._map_stride not in strides:
-            known = [str(stride) for stride in dict.fromkeys(strides)]
+    def _stage(self) -> dict[str, Any]:
+        """Return what timm says of the last stage of the map's stride."""
+        stages = {stage["reduction"]: stage for stage in self.model.feature_info}
+        if self._map_stride not in stages:
             what = f"map_stride of timm's {self.name}"
-            raise ManifestError(unknown(what, str(self._map_stride), known))
-        return len(strides) - 1 - strides[::-1].index(self._map_stride)
+            raise ManifestError(unknown(what, str(self._map_stride), [str(one) for one in stages]))
+        found: dict[str, Any] = stages[self._map_stride]
+        return found
 
     @cached_property
     def _config(self) -> dict[str, Any]:
