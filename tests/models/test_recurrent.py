@@ -303,6 +303,30 @@ def test_losses_of_images_without_regions_are_finite_and_all_weights_learn(atten
     assert [key for key, weight in model.named_parameters() if not weight.grad.any()] == []
 
 
+@pytest.mark.parametrize("attention", ["soft", "hard"])
+def test_a_tiny_model_learns_eight_images_by_heart_from_its_own_loss(attention):
+    sizes = {"word_width": 16, "width": 32, "attention_width": 16}
+    torch.manual_seed(0)
+    model = models.build(
+        "show_attend_tell",
+        **{"feature_width": 6, "vocabulary_size": 11, "max_length": 5, "grid": GRID, **SPECIAL},
+        **sizes,
+        attention=attention,
+        dropout=0.0,
+    )
+    batch = feature_maps([1] * 8)
+    words = torch.randint(3, 11, (8, 1, 4), generator=torch.Generator().manual_seed(0))
+    tokens = torch.cat([torch.full((8, 1, 1), BOS), words], -1)
+    optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for _ in range(80):
+        optimiser.zero_grad()
+        model.loss(batch, tokens, following(tokens), criterion).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+    written = [best[0].tokens for best in models.beam_search(model.eval(), batch, beam_size=3)]
+    assert written == words[:, 0].tolist()
+
+
 @torch.no_grad()
 def test_sampled_decoding_looks_at_one_cell_a_word():
     model = build("show_attend_tell", attention="hard", decoding="sampled").eval()
