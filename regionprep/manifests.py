@@ -133,7 +133,12 @@ class BackboneManifest(Manifest):
 
 
 class TrainingRecipe(Part):
-    """How a model is trained unless the user says otherwise."""
+    """How a model is trained unless the user says otherwise.
+
+    `warmup` counts updates, over which the rate rises with each; over `warmup_epochs` it rises with
+    each epoch and stays the same within one. `decay_from` is the first epoch at a decayed rate,
+    the one after `decay_every` epochs when it is null.
+    """
 
     epochs: int = Field(default=15, ge=1)
     batch_images: int = Field(default=50, ge=1)
@@ -141,8 +146,10 @@ class TrainingRecipe(Part):
     learning_rate: float = Field(default=5e-4, gt=0)
     schedule: Literal["constant", "noam", "step"] = "step"
     warmup: int = Field(default=0, ge=0)
+    warmup_epochs: int = Field(default=0, ge=0)
     decay: float = Field(default=0.8, gt=0, le=1)
     decay_every: int = Field(default=3, ge=1)
+    decay_from: int | None = Field(default=None, ge=1)
     weight_decay: float = Field(default=0.0, ge=0)
     betas: tuple[float, float] = (0.9, 0.98)
     clip_norm: float | None = None

@@ -21,6 +21,8 @@ from regionprep.errors import InputError
 from regionprep.models import attention as attentions
 from regionprep.models import connections
 from regionprep.models.attention import Layout, Mechanism, MemoryCache, WordCache
+from regionprep.models.attention.absolute_geometry import absolute_geometry
+from regionprep.models.attention.geometry import boxes_of
 from regionprep.models.blocks import Activation, FeedForward, Residual, sinusoids
 from regionprep.models.captioner import Captioner, Regions
 from regionprep.models.connections import Memory
@@ -211,11 +213,14 @@ class Transformer(Captioner[Memory, TransformerState]):
         decoder_attention: str | dict[str, Any] | None = None,
         cross_attention: str | dict[str, Any] | None = None,
         connection: str | dict[str, Any] = "add_norm",
+        geometry: Literal["none", "absolute"] = "none",
     ) -> None:
         """Build the two stacks.
 
         `attention` is the encoder's, and also the decoder's own and the one over the encoder where
-        these are not given. Raises InputError for sizes, names or options that do not fit.
+        these are not given. `geometry` is what the projected regions are told of their boxes at the
+        bottom of the encoder (see regionprep/models/attention/absolute_geometry.py). Raises
+        InputError for sizes, names or options that do not fit.
         """
         super().__init__(
             feature_width=feature_width,
@@ -228,6 +233,7 @@ class Transformer(Captioner[Memory, TransformerState]):
         )
         own = attention if decoder_attention is None else decoder_attention
         cross = attention if cross_attention is None else cross_attention
+        self.geometry = geometry
         sizes = Sizes(
             width,
             heads,
@@ -273,6 +279,10 @@ class Transformer(Captioner[Memory, TransformerState]):
         """Return what the layers of the encoder make of the regions."""
         layout = Layout(regions.boxes, regions.sizes, regions.grid)
         hidden = self.regions(regions.features.to(self.output.weight.dtype))
+        if self.geometry == "absolute":
+            boxes = boxes_of(layout, regions.mask, owner="geometry 'absolute'")
+            where = absolute_geometry(boxes, layout.sizes, width=hidden.shape[-1])
+            hidden = hidden + where.to(hidden.dtype)
         layers = []
         for layer in self.encoder:
             hidden = layer(hidden, regions.mask, layout)

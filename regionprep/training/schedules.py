@@ -27,9 +27,15 @@ def noam(step: int, *, rate: float, warmup: int) -> float:
     return rate * min(step / warmup, math.sqrt(warmup / step))
 
 
-def step_decay(step: int, *, rate: float, factor: float, every: int) -> float:
-    """Return `rate`, times `factor` once for each `every` steps that are past."""
-    return rate * math.pow(factor, (step - 1) // every)
+def step_decay(
+    step: int, *, rate: float, factor: float, every: int, first: int | None = None
+) -> float:
+    """Return `rate`, times `factor` from step `first` on and again after each `every` steps.
+
+    Without `first`, the full rate also lasts `every` steps.
+    """
+    first = every + 1 if first is None else first
+    return rate * math.pow(factor, max(0, (step - first) // every + 1))
 
 
 def linear_warmup(step: int, *, warmup: int) -> float:
@@ -38,16 +44,27 @@ def linear_warmup(step: int, *, warmup: int) -> float:
 
 
 def schedule(recipe: TrainingRecipe, *, steps_per_epoch: int) -> Schedule:
-    """Return the schedule that a recipe names; `decay_every` counts epochs, `warmup` steps."""
+    """Return the schedule that a recipe names.
+
+    `decay_every`, `decay_from` and `warmup_epochs` count epochs, `warmup` steps; both warm-ups hold
+    where both are given, and neither the one in epochs nor the decay is part of `noam`.
+    """
+
+    def epoch(step: int) -> int:
+        return (step - 1) // steps_per_epoch + 1
 
     def warm(step: int) -> float:
-        return linear_warmup(step, warmup=recipe.warmup)
+        by_epoch = linear_warmup(epoch(step), warmup=recipe.warmup_epochs)
+        return by_epoch * linear_warmup(step, warmup=recipe.warmup)
 
-    every = recipe.decay_every * steps_per_epoch
-    rate, factor = recipe.learning_rate, recipe.decay
+    def decayed(step: int) -> float:
+        every, first = recipe.decay_every, recipe.decay_from
+        return step_decay(epoch(step), rate=rate, factor=recipe.decay, every=every, first=first)
+
+    rate = recipe.learning_rate
     schedules: dict[str, Schedule] = {
         "constant": lambda step: warm(step) * constant(step, rate=rate),
-        "step": lambda step: warm(step) * step_decay(step, rate=rate, factor=factor, every=every),
+        "step": lambda step: warm(step) * decayed(step),
         "noam": lambda step: noam(step, rate=rate, warmup=recipe.warmup),
     }
     return schedules[recipe.schedule]

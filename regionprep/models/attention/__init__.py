@@ -14,11 +14,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from regionprep.errors import InputError, unknown
+from regionprep.models.attention.absolute_geometry import AbsoluteGeometryAttention
 from regionprep.models.attention.aoa import AoaAttention
 from regionprep.models.attention.dot import DotAttention
+from regionprep.models.attention.gsa import GeometryAttention
 from regionprep.models.attention.linformer import LinformerAttention
 from regionprep.models.attention.mechanism import Cache, Layout, Mechanism, MemoryCache, WordCache
 from regionprep.models.attention.memory import MemoryAttention
+from regionprep.models.attention.nsa import NormalizedAttention
+from regionprep.models.attention.relation import RelationAttention
 from regionprep.models.attention.stt import (
     TensorDenseSynthesizer,
     TensorHeightSynthesizer,
@@ -51,6 +55,10 @@ MECHANISMS: dict[str, type[Mechanism]] = {
     "stt_random_factorized": TensorRandomFactorizedSynthesizer,
     "stt_mixture": TensorMixtureSynthesizer,
     "linformer": LinformerAttention,
+    "nsa": NormalizedAttention,
+    "gsa": GeometryAttention,
+    "absolute_geometry": AbsoluteGeometryAttention,
+    "relation": RelationAttention,
 }
 
 SIZES = ("width", "heads", "grid")
@@ -58,15 +66,19 @@ SIZES = ("width", "heads", "grid")
 
 __all__ = [
     "MECHANISMS",
+    "AbsoluteGeometryAttention",
     "AoaAttention",
     "Cache",
     "DotAttention",
+    "GeometryAttention",
     "Layout",
     "LinformerAttention",
     "MatrixDenseSynthesizer",
     "Mechanism",
     "MemoryAttention",
     "MemoryCache",
+    "NormalizedAttention",
+    "RelationAttention",
     "TensorDenseSynthesizer",
     "TensorFactorizedSynthesizer",
     "TensorHeightSynthesizer",

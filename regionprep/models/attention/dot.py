@@ -12,9 +12,14 @@
 
 Departures: the projections have biases, and dropout falls on the attention's weights, both as in
 the implementations that captioning papers build on.
+
+Relatives change two stages: `prepare`, what becomes of queries and keys before they are matched,
+and `score_bias`, what is added to the scores.
 """
 
 from __future__ import annotations
+
+import math
 
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
@@ -37,16 +42,19 @@ def dot(
     value: Float[Tensor, "b h k d"],
     *,
     allowed: Bool[Tensor, "#b 1 #q k"] | None = None,
+    bias: Float[Tensor, "#b #h q k"] | None = None,
     dropout: float = 0.0,
 ) -> Float[Tensor, "b h q d"]:
-    """Return the heads, 0 for a query that may look at nothing."""
+    """Return the heads, 0 for a query that may look at nothing; `bias` is added to the scores."""
     attend = functional.scaled_dot_product_attention
     if allowed is None:
-        return attend(query, key, value, dropout_p=dropout)  # Eq. 1
+        return attend(query, key, value, attn_mask=bias, dropout_p=dropout)  # Eq. 1
     # A softmax of nothing is 0 or not a number, as the kernel has it: let such queries look at
     # everything, and drop what they take.
     some = allowed.any(-1, keepdim=True)
-    heads = attend(query, key, value, attn_mask=allowed | ~some, dropout_p=dropout)  # Eq. 1
+    seen = allowed | ~some
+    mask = seen if bias is None else bias.masked_fill(~seen, -math.inf)
+    heads = attend(query, key, value, attn_mask=mask, dropout_p=dropout)  # Eq. 1
     return heads.masked_fill(~some, 0)
 
 
@@ -89,6 +97,39 @@ class DotAttention(Mechanism):
             keys=keys.shape[2],
             device=query.device,
         )
+        real = real_regions(mask, query_mask)
+        queries, keys = self.prepare(queries, keys, real)
+        bias = self.score_bias(query, key, layout=layout, real=real)
         rate = self.dropout if self.training else 0.0
-        heads = dot(queries, keys, values, allowed=seen, dropout=rate)
+        heads = dot(queries, keys, values, allowed=seen, bias=bias, dropout=rate)
         return self.output(self.merge(heads)).reshape(query.shape)
+
+    def prepare(
+        self,
+        queries: Float[Tensor, "b h q d"],
+        keys: Float[Tensor, "b h k d"],
+        real: Bool[Tensor, "_ r"] | None,
+    ) -> tuple[Float[Tensor, "b h q d"], Float[Tensor, "b h k d"]]:
+        """Return the queries and keys that are matched; for relatives of encoders."""
+        del real
+        return queries, keys
+
+    def score_bias(
+        self,
+        query: Float[Tensor, "n q m"],
+        key: Float[Tensor, "b k m"],
+        *,
+        layout: Layout | None,
+        real: Bool[Tensor, "_ r"] | None,
+    ) -> Float[Tensor, "#b #h q k"] | None:
+        """Return what is added to the scaled scores; for relatives of encoders."""
+        del query, key, layout, real
+        return None
+
+
+def real_regions(
+    mask: Bool[Tensor, "b k"] | Bool[Tensor, "n q k"] | None, query_mask: Bool[Tensor, "n q"] | None
+) -> Bool[Tensor, "n r"] | None:
+    """Return which regions are real, None for all, where queries and keys are the same regions."""
+    whole = query_mask is None and mask is not None and mask.ndim == 2
+    return mask if whole else query_mask
