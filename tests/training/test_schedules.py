@@ -51,3 +51,35 @@ def test_recipe_names_its_schedule(name: str, first: float, later: float) -> Non
     recipe = TrainingRecipe(schedule=name, learning_rate=1e-3, warmup=10)
     rate = schedule(recipe, steps_per_epoch=7)
     assert (rate(1), rate(40)) == pytest.approx((first, later))
+
+
+def test_step_decay_begins_where_it_is_told() -> None:
+    rates = [step_decay(step, rate=1.0, factor=0.5, every=2, first=4) for step in range(1, 9)]
+    assert rates == pytest.approx([1, 1, 1, 0.5, 0.5, 0.25, 0.25, 0.125])
+
+
+def test_recipe_warms_up_and_decays_by_epochs_as_ng_san_does() -> None:
+    recipe = TrainingRecipe(
+        learning_rate=3e-4, warmup_epochs=3, decay=0.5, decay_every=3, decay_from=7
+    )
+    rate = schedule(recipe, steps_per_epoch=10)
+    expected = [1e-4, 2e-4, *[3e-4] * 4, *[1.5e-4] * 3, *[0.75e-4] * 3, *[0.375e-4] * 3]
+    for epoch, expected_rate in enumerate(expected):
+        first, last = 10 * epoch + 1, 10 * epoch + 10
+        assert (rate(first), rate(last)) == pytest.approx((expected_rate, expected_rate))
+
+
+def test_both_warmups_hold_where_both_are_given() -> None:
+    recipe = TrainingRecipe(schedule="constant", learning_rate=1.0, warmup=4, warmup_epochs=2)
+    rate = schedule(recipe, steps_per_epoch=4)
+    assert [rate(step) for step in (1, 4, 5, 8)] == pytest.approx([0.125, 0.5, 1.0, 1.0])
+
+
+@pytest.mark.parametrize("name", ["san", "n_san", "g_san", "ng_san", "san_absolute"])
+def test_the_models_of_ng_san_have_its_rates(name: str) -> None:
+    from regionprep import manifests
+
+    rate = schedule(manifests.load("models", name).training, steps_per_epoch=1)
+    assert [rate(epoch) for epoch in (1, 2, 3, 6, 7, 10, 15)] == pytest.approx(
+        [1e-4, 2e-4, 3e-4, 3e-4, 1.5e-4, 0.75e-4, 0.375e-4]
+    )
