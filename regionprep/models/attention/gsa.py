@@ -65,23 +65,34 @@ def relative_geometry(
     return torch.cat([distance, scale], -1)
 
 
+def embedded_geometry(
+    features: Float[Tensor, "b q k f"], weight: Float[Tensor, "d f"], bias: Float[Tensor, " d"]
+) -> Float[Tensor, "b q d k"]:
+    """Return G, which is the largest map of all and is gone over as seldom as can be.
+
+    So keys come last, as what follows runs along them, and the bias is one more weight.
+    """
+    weights = torch.cat([weight, bias.unsqueeze(-1)], -1)
+    constant = functional.pad(features, (0, 1), value=1.0)
+    return functional.relu(weights @ constant.mT, inplace=True)  # Eq. 9
+
+
 def geometric_bias(
-    geometry: Float[Tensor, "b q k d"],
+    geometry: Float[Tensor, "b q d k"],
     *,
     weight: Float[Tensor, "h d"] | None = None,
     query: Float[Tensor, "b q h d"] | None = None,
     key: Float[Tensor, "b k h d"] | None = None,
 ) -> Float[Tensor, "b h q k"]:
     """Return φ / sqrt(d_g): the sum of φ¹, φ² and φ³, each where what it is made of is given."""
-    across = geometry.mT
     biases = []
     if weight is not None:
-        biases.append(functional.relu(weight @ across))  # Eq. 11
+        biases.append(functional.relu(weight @ geometry))  # Eq. 11
     if query is not None:
-        biases.append(query @ across)  # Eq. 12
+        biases.append(query @ geometry)  # Eq. 12
     if key is not None:
-        biases.append(torch.einsum("bkhd, bqkd -> bqhk", key, geometry))  # Eq. 13
-    return sum(biases[1:], biases[0]).transpose(1, 2) / math.sqrt(geometry.shape[-1])
+        biases.append(torch.einsum("bkhd, bqdk -> bqhk", key, geometry))  # Eq. 13
+    return sum(biases[1:], biases[0]).transpose(1, 2) / math.sqrt(geometry.shape[2])
 
 
 class GeometryAttention(NormalizedAttention):
@@ -129,9 +140,10 @@ class GeometryAttention(NormalizedAttention):
     ) -> Float[Tensor, "b h r r"]:
         """Return φ of the regions' boxes, scaled as the scores are."""
         boxes = boxes_of(layout, real, owner="attention 'gsa'")
-        features = relative_geometry(boxes, signed=self.signed).to(self.relations.weight.dtype)
+        weight = self.relations.weight
+        features = relative_geometry(boxes, signed=self.signed).to(weight.dtype)
         return geometric_bias(
-            functional.relu(self.relations(features)),  # Eq. 9
+            embedded_geometry(features, weight, self.relations.bias),
             weight=None if self.weight is None else self.weight.weight,
             query=self._projected(self.geometric_query, query),
             key=self._projected(self.geometric_key, key),
