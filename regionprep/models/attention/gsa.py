@@ -65,34 +65,25 @@ def relative_geometry(
     return torch.cat([distance, scale], -1)
 
 
-def embedded_geometry(
-    features: Float[Tensor, "b q k f"], weight: Float[Tensor, "d f"], bias: Float[Tensor, " d"]
-) -> Float[Tensor, "b q d k"]:
-    """Return G, which is the largest map of all and is gone over as seldom as can be.
-
-    So keys come last, as what follows runs along them, and the bias is one more weight.
-    """
-    weights = torch.cat([weight, bias.unsqueeze(-1)], -1)
-    constant = functional.pad(features, (0, 1), value=1.0)
-    return functional.relu(weights @ constant.mT, inplace=True)  # Eq. 9
-
-
 def geometric_bias(
-    geometry: Float[Tensor, "b q d k"],
+    geometry: Float[Tensor, "b q k d"],
     *,
     weight: Float[Tensor, "h d"] | None = None,
     query: Float[Tensor, "b q h d"] | None = None,
     key: Float[Tensor, "b k h d"] | None = None,
 ) -> Float[Tensor, "b h q k"]:
     """Return φ / sqrt(d_g): the sum of φ¹, φ² and φ³, each where what it is made of is given."""
+    # G is the largest map by far: all products leave it, and its gradient, as it lies in memory.
     biases = []
     if weight is not None:
-        biases.append(functional.relu(weight @ geometry))  # Eq. 11
+        biases.append(functional.relu(functional.linear(geometry, weight)))  # Eq. 11
     if query is not None:
-        biases.append(query @ geometry)  # Eq. 12
+        biases.append(geometry @ query.mT)  # Eq. 12
     if key is not None:
-        biases.append(torch.einsum("bkhd, bqdk -> bqhk", key, geometry))  # Eq. 13
-    return sum(biases[1:], biases[0]).transpose(1, 2) / math.sqrt(geometry.shape[2])
+        biases.append(torch.einsum("bkhd, bqkd -> bqkh", key, geometry))  # Eq. 13
+    total = sum(biases[1:], biases[0]) / math.sqrt(geometry.shape[-1])
+    # Fused kernels want the keys next to each other.
+    return total.permute(0, 3, 1, 2).contiguous()
 
 
 class GeometryAttention(NormalizedAttention):
@@ -140,10 +131,9 @@ class GeometryAttention(NormalizedAttention):
     ) -> Float[Tensor, "b h r r"]:
         """Return φ of the regions' boxes, scaled as the scores are."""
         boxes = boxes_of(layout, real, owner="attention 'gsa'")
-        weight = self.relations.weight
-        features = relative_geometry(boxes, signed=self.signed).to(weight.dtype)
+        features = relative_geometry(boxes, signed=self.signed).to(self.relations.weight.dtype)
         return geometric_bias(
-            embedded_geometry(features, weight, self.relations.bias),
+            functional.relu(self.relations(features), inplace=True),  # Eq. 9
             weight=None if self.weight is None else self.weight.weight,
             query=self._projected(self.geometric_query, query),
             key=self._projected(self.geometric_key, key),
