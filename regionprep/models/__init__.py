@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import Any
 
 from regionprep.errors import InputError, unknown
-from regionprep.models.captioner import Captioner, Criterion, Regions, State
+from regionprep.models.captioner import Captioner, Criterion, Regions, Shape, State
 from regionprep.models.decoding import Hypothesis, beam_search, greedy
 from regionprep.models.gpt2 import GPT2
 from regionprep.models.options import checked
@@ -39,6 +39,7 @@ __all__ = [
     "Criterion",
     "Hypothesis",
     "Regions",
+    "Shape",
     "State",
     "beam_search",
     "build",
@@ -67,15 +68,15 @@ def build(
     """
     if captioner not in CAPTIONERS:
         raise InputError(unknown("captioner", captioner, CAPTIONERS))
-    given = {
-        "feature_width": feature_width,
-        "vocabulary_size": vocabulary_size,
-        "max_length": max_length,
-        "pad": pad,
-        "bos": bos,
-        "eos": eos,
-        "grid": grid,
-        **arguments,
-    }
+    shape = Shape(
+        feature_width=feature_width,
+        vocabulary_size=vocabulary_size,
+        max_length=max_length,
+        pad=pad,
+        bos=bos,
+        eos=eos,
+        grid=grid,
+    )
     kind = CAPTIONERS[captioner]
-    return kind(**checked(kind, given, owner=f"captioner '{captioner}'"))
+    own = checked(kind, arguments, owner=f"captioner '{captioner}'", reserved=("shape",))
+    return kind(shape, **own)

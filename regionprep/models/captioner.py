@@ -51,6 +51,23 @@ class State(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Shape:
+    """What a captioner must fit: the features, the vocabulary, the longest caption.
+
+    `max_length` counts a caption's tokens without marks; `pad`, `bos` and `eos` are token ids;
+    `grid` is the height and width of the feature map whose cells the regions are, if they are.
+    """
+
+    feature_width: int
+    vocabulary_size: int
+    max_length: int
+    pad: int
+    bos: int
+    eos: int
+    grid: tuple[int, int] | None = None
+
+
 Criterion = Callable[[Tensor, Tensor], Tensor]
 """From logits (b, c, t, v) and targets (b, c, t) to their loss, a scalar."""
 
@@ -62,27 +79,22 @@ class Captioner(nn.Module, ABC, Generic[M, S]):
     """A model that writes captions: trained on whole captions, decoded word by word.
 
     The tokens of a caption are [bos, word 1 .. word n], and what is predicted from each is the one
-    that follows: [word 1 .. word n, eos]; n is at most `max_length`. `grid` is the height and width
-    of the feature map that the captioner is for, None where it takes any set of regions.
+    that follows: [word 1 .. word n, eos]; n is at most `max_length`.
     """
 
-    def __init__(
-        self,
-        *,
-        feature_width: int,
-        vocabulary_size: int,
-        max_length: int,
-        pad: int,
-        bos: int,
-        eos: int,
-        grid: tuple[int, int] | None = None,
-    ) -> None:
+    def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.feature_width = feature_width
-        self.vocabulary_size = vocabulary_size
-        self.max_length = max_length
-        self.pad, self.bos, self.eos = pad, bos, eos
-        self.grid = grid
+        self.feature_width = shape.feature_width
+        self.vocabulary_size = shape.vocabulary_size
+        self.max_length = shape.max_length
+        self.pad, self.bos, self.eos = shape.pad, shape.bos, shape.eos
+        self.grid = shape.grid
+
+    def initialise(self) -> None:
+        """Draw all matrices by Xavier's rule, for models to differ in their papers alone."""
+        for parameter in self.parameters():
+            if parameter.ndim > 1:
+                nn.init.xavier_uniform_(parameter)
 
     def warm_start(self) -> None:
         """Take over pretrained weights, where the model has such: before a new run's first step.

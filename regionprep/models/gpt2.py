@@ -39,13 +39,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regionprep.errors import InputError, MissingError
-from regionprep.models.attention import Layout, WordCache
+from regionprep.models.attention import WordCache
 from regionprep.models.attention.dot import dot
 from regionprep.models.attention.mechanism import KeysAndValues, allowed
-from regionprep.models.captioner import Captioner, Regions
+from regionprep.models.captioner import Captioner, Regions, Shape
 from regionprep.models.connections import Connection, Memory
+from regionprep.models.encoder import Encoder, Sizes
 from regionprep.models.options import Count, Rate
-from regionprep.models.transformer import EncoderLayer, LayerCache, Sizes, TransformerState
+from regionprep.models.transformer import LayerCache, TransformerState
 
 GELUS = ("gelu_new", "gelu_pytorch_tanh")
 
@@ -86,14 +87,8 @@ class GPT2(Captioner[Memory, TransformerState]):
 
     def __init__(
         self,
+        shape: Shape,
         *,
-        feature_width: int,
-        vocabulary_size: int,
-        max_length: int,
-        pad: int,
-        bos: int,
-        eos: int,
-        grid: tuple[int, int] | None = None,
         encoder_layers: Count = 3,
         decoder_layers: Count = 12,
         width: Count = 768,
@@ -114,47 +109,32 @@ class GPT2(Captioner[Memory, TransformerState]):
         `warm_start` reads. Raises MissingError without `transformers`, InputError for sizes, names
         or options that do not fit.
         """
-        super().__init__(
-            feature_width=feature_width,
-            vocabulary_size=vocabulary_size,
-            max_length=max_length,
-            pad=pad,
-            bos=bos,
-            eos=eos,
-            grid=grid,
-        )
-        if max_length + 1 > positions:
+        super().__init__(shape)
+        if shape.max_length + 1 > positions:
             raise InputError(
-                f"captions of {max_length} words do not fit into {positions} positions of GPT-2",
+                f"captions of {shape.max_length} words do not fit into {positions} positions",
                 mend="Make the vocabulary with a smaller --max-length, or give more positions.",
             )
         self.heads, self.pretrained = heads, pretrained
-        sizes = Sizes(width, heads, feed_forward, dropout, norm == "first", grid, encoder_layers)
-        self.regions = nn.Sequential(
-            nn.Linear(feature_width, width), nn.ReLU(), nn.Dropout(dropout)
+        sizes = Sizes(
+            width, heads, feed_forward, dropout, norm == "first", shape.grid, encoder_layers
         )
-        self.encoder = nn.ModuleList(EncoderLayer(sizes, attention) for _ in range(encoder_layers))
-        self.encoder_end = sizes.final()
+        self.encoder = Encoder(sizes, feature_width=shape.feature_width, attention=attention)
         between = dataclasses.replace(sizes, norm_first=True)
         self.connections = nn.ModuleList(
             between.connection(connection, cross_attention) for _ in range(decoder_layers)
         )
-        self._initialise()  # GPT-2 comes initialised its own way.
+        self.initialise()  # GPT-2 comes initialised its own way.
         self.decoder = _gpt2(
-            vocab_size=vocabulary_size,
+            vocab_size=shape.vocabulary_size,
             n_positions=positions,
             n_embd=width,
             n_layer=decoder_layers,
             n_head=heads,
-            bos_token_id=bos,
-            eos_token_id=eos,
+            bos_token_id=shape.bos,
+            eos_token_id=shape.eos,
             dropout=dropout,
         )
-
-    def _initialise(self) -> None:
-        for parameter in self.parameters():
-            if parameter.ndim > 1:
-                nn.init.xavier_uniform_(parameter)
 
     def warm_start(self) -> None:
         """Take over the weights of the pretrained GPT-2, if there is to be one.
@@ -179,13 +159,7 @@ class GPT2(Captioner[Memory, TransformerState]):
 
     def encode(self, regions: Regions) -> Memory:
         """Return what the layers of the encoder make of the regions."""
-        layout = Layout(regions.boxes, regions.sizes, regions.grid)
-        hidden = self.regions(regions.features.to(self.decoder.wte.weight.dtype))
-        layers = []
-        for layer in self.encoder:
-            hidden = layer(hidden, regions.mask, layout)
-            layers.append(hidden)
-        return Memory((*layers[:-1], self.encoder_end(hidden)), regions.mask)
+        return self.encoder(regions)
 
     def start(self, memory: Memory, beams: int) -> TransformerState:
         """Return the state before the first word; its rows come with the first tokens."""

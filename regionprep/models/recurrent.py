@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from regionprep.errors import InputError
-from regionprep.models.captioner import Captioner, Regions
+from regionprep.models.captioner import Captioner, Regions, Shape
 
 M = TypeVar("M")
 
@@ -118,36 +118,10 @@ class RecurrentState(Generic[M]):
 class RecurrentCaptioner(Captioner[M, RecurrentState[M]]):
     """A captioner that reads a caption word by word, and whole captions in the same way."""
 
-    def __init__(
-        self,
-        *,
-        feature_width: int,
-        vocabulary_size: int,
-        max_length: int,
-        pad: int,
-        bos: int,
-        eos: int,
-        grid: tuple[int, int] | None,
-        word_width: int,
-        dropout: float,
-    ) -> None:
-        super().__init__(
-            feature_width=feature_width,
-            vocabulary_size=vocabulary_size,
-            max_length=max_length,
-            pad=pad,
-            bos=bos,
-            eos=eos,
-            grid=grid,
-        )
-        self.words = nn.Embedding(vocabulary_size, word_width)
+    def __init__(self, shape: Shape, *, word_width: int, dropout: float) -> None:
+        super().__init__(shape)
+        self.words = nn.Embedding(shape.vocabulary_size, word_width)
         self.dropout = nn.Dropout(dropout)
-
-    def initialise(self) -> None:
-        """Draw the matrices as those of the transformer, for models to differ in their papers."""
-        for parameter in self.parameters():
-            if parameter.ndim > 1:
-                nn.init.xavier_uniform_(parameter)
 
     @abstractmethod
     def unroll(

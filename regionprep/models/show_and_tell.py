@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regionprep.models.captioner import Regions
+from regionprep.models.captioner import Regions, Shape
 from regionprep.models.options import Count, Rate
 from regionprep.models.recurrent import RecurrentCaptioner, RecurrentState, lstm, mean_region
 
@@ -35,35 +35,23 @@ class ShowAndTell(RecurrentCaptioner[Seen]):
 
     def __init__(
         self,
+        shape: Shape,
         *,
-        feature_width: int,
-        vocabulary_size: int,
-        max_length: int,
-        pad: int,
-        bos: int,
-        eos: int,
-        grid: tuple[int, int] | None = None,
         word_width: Count = 512,
         width: Count = 512,
         dropout: Rate = 0.5,
     ) -> None:
         """Build the LSTM; any regions and any feature map will do."""
         super().__init__(
-            feature_width=feature_width,
-            vocabulary_size=vocabulary_size,
-            max_length=max_length,
-            pad=pad,
-            bos=bos,
-            eos=eos,
-            grid=grid,
+            shape,
             word_width=word_width,
             dropout=dropout,
         )
-        self.image = nn.Linear(feature_width, word_width)
+        self.image = nn.Linear(shape.feature_width, word_width)
         self.width = width
         self.from_words = nn.Linear(word_width, 4 * width)
         self.from_state = nn.Linear(width, 4 * width, bias=False)
-        self.output = nn.Linear(width, vocabulary_size)
+        self.output = nn.Linear(width, shape.vocabulary_size)
         self.initialise()
 
     def encode(self, regions: Regions) -> Seen:

@@ -55,7 +55,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from regionprep.models.captioner import Criterion, Regions
+from regionprep.models.captioner import Criterion, Regions, Shape
 from regionprep.models.options import Count, Rate, require_grid
 from regionprep.models.recurrent import (
     AdditiveAttention,
@@ -133,14 +133,8 @@ class ShowAttendTell(RecurrentCaptioner[Annotations]):
 
     def __init__(
         self,
+        shape: Shape,
         *,
-        feature_width: int,
-        vocabulary_size: int,
-        max_length: int,
-        pad: int,
-        bos: int,
-        eos: int,
-        grid: tuple[int, int] | None = None,
         word_width: Count = 512,
         width: Count = 1800,
         attention_width: Count = 512,
@@ -158,14 +152,9 @@ class ShowAttendTell(RecurrentCaptioner[Annotations]):
         `penalty` is for soft attention, the two weights, `expected_rate` and `decoding` are for
         hard attention. Raises InputError for sets of regions: attention is over a feature map.
         """
+        require_grid(shape.grid, owner="captioner 'show_attend_tell'")
         super().__init__(
-            feature_width=feature_width,
-            vocabulary_size=vocabulary_size,
-            max_length=max_length,
-            pad=pad,
-            bos=bos,
-            eos=eos,
-            grid=require_grid(grid, owner="captioner 'show_attend_tell'"),
+            shape,
             word_width=word_width,
             dropout=dropout,
         )
@@ -174,15 +163,15 @@ class ShowAttendTell(RecurrentCaptioner[Annotations]):
         self.expected_rate = expected_rate
         self.select = sampled if self.hard and decoding == "sampled" else expected
         self.attention = AdditiveAttention(
-            feature_width=feature_width, hidden_width=width, width=attention_width
+            feature_width=shape.feature_width, hidden_width=width, width=attention_width
         )
         self.selector = nn.Linear(width, 1) if selector else None
-        self.initial_hidden = _initial(feature_width, width)
-        self.initial_cell = _initial(feature_width, width)
+        self.initial_hidden = _initial(shape.feature_width, width)
+        self.initial_cell = _initial(shape.feature_width, width)
         self.from_words = nn.Linear(word_width, 4 * width)
-        self.from_state = nn.Linear(width + feature_width, 4 * width, bias=False)
-        self.deep = nn.Linear(width + feature_width, word_width)
-        self.output = nn.Linear(word_width, vocabulary_size)
+        self.from_state = nn.Linear(width + shape.feature_width, 4 * width, bias=False)
+        self.deep = nn.Linear(width + shape.feature_width, word_width)
+        self.output = nn.Linear(word_width, shape.vocabulary_size)
         if self.hard:
             self.baseline: Tensor
             self.register_buffer("baseline", torch.zeros(()))

@@ -3,14 +3,11 @@
 "Attention Is All You Need" (arXiv 1706.03762) on regions, as captioning uses it: an encoder over
 projected region features, which have no order and so no positions, and a decoder over words with
 sinusoidal positions. Input and output embeddings are not tied; the output has a bias.
-
-Attention and connections are given by name, or as {name: ..., option: ...}.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -18,108 +15,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from regionprep.errors import InputError
-from regionprep.models import attention as attentions
-from regionprep.models import connections
-from regionprep.models.attention import Layout, Mechanism, MemoryCache, WordCache
-from regionprep.models.attention.absolute_geometry import absolute_geometry
-from regionprep.models.attention.geometry import boxes_of
-from regionprep.models.blocks import Activation, FeedForward, Residual, sinusoids
-from regionprep.models.captioner import Captioner, Regions
+from regionprep.models.attention import MemoryCache, WordCache
+from regionprep.models.blocks import Activation, sinusoids
+from regionprep.models.captioner import Captioner, Regions, Shape
 from regionprep.models.connections import Memory
+from regionprep.models.encoder import Choice, Encoder, Geometry, Sizes
 from regionprep.models.options import Count, Rate
-
-Choice = str | Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """What all layers of both stacks share; `layers` counts the encoder's."""
-
-    width: int
-    heads: int
-    feed_forward: int
-    dropout: float
-    norm_first: bool
-    grid: tuple[int, int] | None = None
-    layers: int = 1
-    activation: Activation = "relu"
-
-    def mechanism(self, choice: Choice, *, decoder: bool) -> Mechanism:
-        """Return a new attention mechanism of these sizes."""
-        name, options = named(choice, "attention")
-        return attentions.build(
-            name,
-            width=self.width,
-            heads=self.heads,
-            dropout=self.dropout,
-            decoder=decoder,
-            grid=self.grid,
-            options=options,
-        )
-
-    def connection(self, choice: Choice, attention: Choice) -> connections.Connection:
-        """Return a new connection of these sizes."""
-        name, options = named(choice, "connection")
-        return connections.build(
-            name,
-            attention=lambda: self.mechanism(attention, decoder=True),
-            width=self.width,
-            dropout=self.dropout,
-            norm_first=self.norm_first,
-            layers=self.layers,
-            options=options,
-        )
-
-    def residual(self) -> Residual:
-        """Return a new residual connection of these sizes."""
-        return Residual(width=self.width, dropout=self.dropout, norm_first=self.norm_first)
-
-    def inner(self) -> FeedForward:
-        """Return a new feed-forward network of these sizes."""
-        return FeedForward(
-            width=self.width,
-            inner=self.feed_forward,
-            dropout=self.dropout,
-            activation=self.activation,
-        )
-
-    def final(self) -> nn.Module:
-        """Return what ends a stack: a norm, unless its last layer ended with one."""
-        return nn.LayerNorm(self.width) if self.norm_first else nn.Identity()
-
-
-def named(choice: Choice, kind: str) -> tuple[str, dict[str, Any]]:
-    """Return the name and the options in `choice`, or raise InputError."""
-    if isinstance(choice, str):
-        return choice, {}
-    options = dict(choice)
-    if not isinstance(options.get("name"), str):
-        raise InputError(f"{kind} without a name: {options}", mend="Write {name: ..., ...}.")
-    return options.pop("name"), options
-
-
-class EncoderLayer(nn.Module):
-    """Self-attention over regions, then the feed-forward network."""
-
-    def __init__(self, sizes: Sizes, attention: Choice) -> None:
-        super().__init__()
-        self.attention = sizes.mechanism(attention, decoder=False)
-        self.attention_residual = sizes.residual()
-        self.feed_forward = sizes.inner()
-        self.feed_forward_residual = sizes.residual()
-
-    def forward(
-        self, hidden: Float[Tensor, "b r m"], mask: Bool[Tensor, "b r"], layout: Layout
-    ) -> Float[Tensor, "b r m"]:
-        """Return the regions after a look at each other."""
-
-        def look(regions: Tensor) -> Tensor:
-            return self.attention(
-                regions, regions, regions, mask=mask, query_mask=mask, layout=layout
-            )
-
-        hidden = self.attention_residual(hidden, look)
-        return self.feed_forward_residual(hidden, self.feed_forward)
 
 
 @dataclass
@@ -193,14 +94,8 @@ class Transformer(Captioner[Memory, TransformerState]):
 
     def __init__(
         self,
+        shape: Shape,
         *,
-        feature_width: int,
-        vocabulary_size: int,
-        max_length: int,
-        pad: int,
-        bos: int,
-        eos: int,
-        grid: tuple[int, int] | None = None,
         encoder_layers: Count = 6,
         decoder_layers: Count = 6,
         width: Count = 512,
@@ -213,7 +108,7 @@ class Transformer(Captioner[Memory, TransformerState]):
         decoder_attention: str | dict[str, Any] | None = None,
         cross_attention: str | dict[str, Any] | None = None,
         connection: str | dict[str, Any] = "add_norm",
-        geometry: Literal["none", "absolute"] = "none",
+        geometry: Geometry = "none",
     ) -> None:
         """Build the two stacks.
 
@@ -222,48 +117,32 @@ class Transformer(Captioner[Memory, TransformerState]):
         bottom of the encoder (see regionprep/models/attention/absolute_geometry.py). Raises
         InputError for sizes, names or options that do not fit.
         """
-        super().__init__(
-            feature_width=feature_width,
-            vocabulary_size=vocabulary_size,
-            max_length=max_length,
-            pad=pad,
-            bos=bos,
-            eos=eos,
-            grid=grid,
-        )
+        super().__init__(shape)
         own = attention if decoder_attention is None else decoder_attention
         cross = attention if cross_attention is None else cross_attention
-        self.geometry = geometry
         sizes = Sizes(
             width,
             heads,
             feed_forward,
             dropout,
             norm == "first",
-            grid,
+            shape.grid,
             layers=encoder_layers,
             activation=feed_forward_activation,
         )
-        self.regions = nn.Sequential(
-            nn.Linear(feature_width, width), nn.ReLU(), nn.Dropout(dropout)
+        self.encoder = Encoder(
+            sizes, feature_width=shape.feature_width, attention=attention, geometry=geometry
         )
-        self.encoder = nn.ModuleList(EncoderLayer(sizes, attention) for _ in range(encoder_layers))
-        self.encoder_end = sizes.final()
-        self.words = nn.Embedding(vocabulary_size, width)
+        self.words = nn.Embedding(shape.vocabulary_size, width)
         self.positions: Tensor
-        self.register_buffer("positions", sinusoids(max_length + 1, width), persistent=False)
+        self.register_buffer("positions", sinusoids(shape.max_length + 1, width), persistent=False)
         self.dropout = nn.Dropout(dropout)
         self.decoder = nn.ModuleList(
             DecoderLayer(sizes, own, cross, connection) for _ in range(decoder_layers)
         )
         self.decoder_end = sizes.final()
-        self.output = nn.Linear(width, vocabulary_size)
-        self._initialise()
-
-    def _initialise(self) -> None:
-        for parameter in self.parameters():
-            if parameter.ndim > 1:
-                nn.init.xavier_uniform_(parameter)
+        self.output = nn.Linear(width, shape.vocabulary_size)
+        self.initialise()
 
     def forward(self, regions: Regions, tokens: Int[Tensor, "b c t"]) -> Float[Tensor, "b c t v"]:
         """Return the logits of the token that follows each token; c captions share an image."""
@@ -277,17 +156,7 @@ class Transformer(Captioner[Memory, TransformerState]):
 
     def encode(self, regions: Regions) -> Memory:
         """Return what the layers of the encoder make of the regions."""
-        layout = Layout(regions.boxes, regions.sizes, regions.grid)
-        hidden = self.regions(regions.features.to(self.output.weight.dtype))
-        if self.geometry == "absolute":
-            boxes = boxes_of(layout, regions.mask, owner="geometry 'absolute'")
-            where = absolute_geometry(boxes, layout.sizes, width=hidden.shape[-1])
-            hidden = hidden + where.to(hidden.dtype)
-        layers = []
-        for layer in self.encoder:
-            hidden = layer(hidden, regions.mask, layout)
-            layers.append(hidden)
-        return Memory((*layers[:-1], self.encoder_end(hidden)), regions.mask)
+        return self.encoder(regions)
 
     def start(self, memory: Memory, beams: int) -> TransformerState:
         """Return the state before the first word; its rows come with the first tokens."""

@@ -28,7 +28,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regionprep.models.captioner import Regions
+from regionprep.models.captioner import Regions, Shape
 from regionprep.models.options import Count, Rate
 from regionprep.models.recurrent import (
     AdditiveAttention,
@@ -45,14 +45,8 @@ class UpDown(RecurrentCaptioner[Annotations]):
 
     def __init__(
         self,
+        shape: Shape,
         *,
-        feature_width: int,
-        vocabulary_size: int,
-        max_length: int,
-        pad: int,
-        bos: int,
-        eos: int,
-        grid: tuple[int, int] | None = None,
         word_width: Count = 1000,
         width: Count = 1000,
         attention_width: Count = 512,
@@ -60,25 +54,19 @@ class UpDown(RecurrentCaptioner[Annotations]):
     ) -> None:
         """Build the two LSTMs; any regions and any feature map will do."""
         super().__init__(
-            feature_width=feature_width,
-            vocabulary_size=vocabulary_size,
-            max_length=max_length,
-            pad=pad,
-            bos=bos,
-            eos=eos,
-            grid=grid,
+            shape,
             word_width=word_width,
             dropout=dropout,
         )
         self.width = width
         self.look_words = nn.Linear(word_width, 4 * width)
-        self.look_image = nn.Linear(feature_width, 4 * width, bias=False)
+        self.look_image = nn.Linear(shape.feature_width, 4 * width, bias=False)
         self.look_state = nn.Linear(2 * width, 4 * width, bias=False)
         self.attention = AdditiveAttention(
-            feature_width=feature_width, hidden_width=width, width=attention_width
+            feature_width=shape.feature_width, hidden_width=width, width=attention_width
         )
-        self.write = nn.Linear(feature_width + 2 * width, 4 * width)
-        self.output = nn.Linear(width, vocabulary_size)
+        self.write = nn.Linear(shape.feature_width + 2 * width, 4 * width)
+        self.output = nn.Linear(width, shape.vocabulary_size)
         self.initialise()
 
     def encode(self, regions: Regions) -> Annotations:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from samples import SPECIAL, regions, tiny
 
 from regionprep.errors import InputError, TrainingError
-from regionprep.models import Captioner, Regions, beam_search, greedy
+from regionprep.models import Captioner, Regions, Shape, beam_search, greedy
 
 EOS, BOS, PAD = SPECIAL["eos"], SPECIAL["bos"], SPECIAL["pad"]
 
@@ -18,7 +18,7 @@ class Table(Captioner):
     """A captioner whose scores are read from a table: image and last two words -> next word."""
 
     def __init__(self, words=3, images=1, seed=0, sharpness=1.0):
-        super().__init__(feature_width=1, vocabulary_size=words + 3, max_length=3, **SPECIAL)
+        super().__init__(Shape(feature_width=1, vocabulary_size=words + 3, max_length=3, **SPECIAL))
         random = torch.Generator().manual_seed(seed)
         size = words + 3
         self.scores = sharpness * torch.randn(images, size, size, size, generator=random)

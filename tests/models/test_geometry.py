@@ -125,7 +125,7 @@ def test_a_transformer_adds_absolute_geometry_once_at_the_bottom():
     plain, told = tiny().eval(), tiny(geometry="absolute").eval()
     batch, tokens = regions([4, 2]), captions(2, 2, 5)
     where = absolute_geometry(batch.boxes, batch.sizes, width=16)
-    plain.regions.register_forward_hook(lambda module, inputs, hidden: hidden + where)
+    plain.encoder.project.register_forward_hook(lambda module, inputs, hidden: hidden + where)
     torch.testing.assert_close(told(batch, tokens), plain(batch, tokens))
 
 

@@ -40,14 +40,14 @@ def test_zodiac_adds_eighteen_projections():
 
 def test_attention_is_chosen_for_each_place():
     model = tiny(attention="zodiac", decoder_attention="dot")
-    assert isinstance(model.encoder[0].attention, ZodiacAttention)
+    assert isinstance(model.encoder.layers[0].attention, ZodiacAttention)
     assert isinstance(model.decoder[0].attention, DotAttention)
     assert isinstance(model.decoder[0].connection.attention, ZodiacAttention)
 
 
 def test_zodiac_pools_whole_maps_in_the_encoder_and_the_past_in_the_decoder():
     model = tiny(attention="zodiac")
-    assert model.encoder[0].attention.pool == "head"
+    assert model.encoder.layers[0].attention.pool == "head"
     assert model.decoder[0].attention.pool == "causal"
     assert model.decoder[0].connection.attention.pool == "causal"
     assert (
@@ -61,12 +61,12 @@ def test_zodiac_pools_whole_maps_in_the_encoder_and_the_past_in_the_decoder():
 )
 def test_feed_forward_networks_have_the_chosen_activation(name, kind):
     model = tiny(feed_forward_activation=name)
-    assert isinstance(model.encoder[0].feed_forward[1], kind)
+    assert isinstance(model.encoder.layers[0].feed_forward[1], kind)
     assert isinstance(model.decoder[1].feed_forward[1], kind)
 
 
 def test_feed_forward_networks_without_activation_are_linear():
-    network = tiny(feed_forward_activation="none").encoder[0].feed_forward
+    network = tiny(feed_forward_activation="none").encoder.layers[0].feed_forward
     x, y = torch.randn(2, 3, 16), torch.randn(2, 3, 16)
     torch.testing.assert_close(
         network(x + y) - network(y), network(x) - network(torch.zeros_like(x))
@@ -75,8 +75,8 @@ def test_feed_forward_networks_without_activation_are_linear():
 
 def test_zodiac_has_a_dropout_of_its_own():
     model = tiny(attention="zodiac", dropout=0.1)
-    assert model.encoder[0].attention.dropout.p == 0.2
-    assert tiny(dropout=0.1).encoder[0].attention.dropout == 0.1
+    assert model.encoder.layers[0].attention.dropout.p == 0.2
+    assert tiny(dropout=0.1).encoder.layers[0].attention.dropout == 0.1
 
 
 def test_regions_have_no_order():
@@ -89,7 +89,7 @@ def test_regions_have_no_order():
 @pytest.mark.parametrize(("norm", "ends"), [("first", True), ("last", False)])
 def test_norm_first_ends_each_stack_with_a_norm(norm, ends):
     model = tiny(norm=norm)
-    assert isinstance(model.encoder_end, torch.nn.LayerNorm) is ends
+    assert isinstance(model.encoder.end, torch.nn.LayerNorm) is ends
     memory = model.encode(regions([3, 4]))
     assert len(memory.layers) == 2
     torch.testing.assert_close(memory.last.mean(-1), torch.zeros(2, 4), atol=1e-5, rtol=0)
