@@ -6,8 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
-from regionprep import cli
+from regionprep import cli, manifests
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -40,3 +41,17 @@ def test_the_two_commands_are_in_the_makefile() -> None:
 @pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\(([^)#:]+)\)", README))))
 def test_a_link_of_the_readme_leads_somewhere(link: str) -> None:
     assert (ROOT / link).exists()
+
+
+def test_the_readme_names_every_model_that_ships() -> None:
+    table = README[README.index("## Models") : README.index("The attention mechanisms are")]
+    rows = [row for row in table.splitlines() if row.startswith("| ")]
+    named = re.findall(r"`([a-z0-9_]+)`", " ".join(row.split("|")[2] for row in rows))
+    assert sorted(set(named)) == manifests.names("models")
+
+
+def test_the_readme_s_attention_is_a_drop_in() -> None:
+    (code,) = re.findall(r"```python\n(import torch\n.*?)```", README, re.S)
+    scope: dict[str, torch.Tensor] = {}
+    exec(code, scope)
+    assert scope["refined"].shape == scope["regions"].shape
