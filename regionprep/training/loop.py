@@ -119,6 +119,8 @@ def train(
         "versions": versions(),
     }
     config = parse(RunConfig, chosen, where="the run's configuration")
+    with torch.device("meta"):
+        build_model(config, vocabulary)  # What does not fit is told before anything is written.
     data = open_data(
         workspace,
         store,

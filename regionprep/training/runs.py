@@ -92,11 +92,13 @@ class RunConfig(Part):
 def begin(folder: Path, config: RunConfig, vocabulary: Vocabulary, *, force: bool) -> None:
     """Make a run's folder ready to train in: as it is where its configuration is the same.
 
-    Raises MismatchError where it is another, unless `force` clears the folder.
+    Raises MismatchError where it is another, unless `force` clears the folder, or nothing has been
+    trained in it yet.
     """
+    trained = any(checkpoint_path(folder, name).exists() for name in ("last", "best"))
     if force:
         _clear(folder)
-    if (folder / CONFIG).exists():
+    elif trained and (folder / CONFIG).exists():
         there = RunConfig.load(folder).binding()
         checkpoints.require_same(config.binding(), there, where=f"run '{config.name}'")
         return

@@ -14,6 +14,7 @@ import torch
 from made_up import BACKBONE, DETECTOR, WIDTH, image_id, manifest, right, row, words, write_features
 from torch import Tensor
 
+from regionprep import manifests
 from regionprep.errors import BusyError, InputError, MismatchError, MissingError, TrainingError
 from regionprep.models import beam_search
 from regionprep.pipeline.claim import claimed
@@ -192,6 +193,12 @@ def test_nothing_is_written_when_data_are_refused(workspace: Workspace) -> None:
     write_features(workspace, [row(index) for index in range(30)], force=True)
     with pytest.raises(MissingError, match="2 of the 32 train images have no features"):
         fit(workspace)
+    assert not (workspace.root / "runs").exists()
+
+
+def test_nothing_is_written_when_a_model_does_not_fit_the_features(workspace: Workspace) -> None:
+    with pytest.raises(InputError, match="needs a feature map, and these features are sets"):
+        train(workspace, manifests.load("models", "stt"), detector=DETECTOR, backbone=BACKBONE)
     assert not (workspace.root / "runs").exists()
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from made_up import BACKBONE, DETECTOR, manifest
 
+from regionprep.errors import MissingError
 from regionprep.models import CAPTIONERS
 from regionprep.training import load_run, train
 from regionprep.workspace import Workspace
@@ -50,3 +51,16 @@ def test_a_run_that_is_started_over_starts_again(workspace: Workspace, starts: l
     fit(workspace, max_steps=2)
     fit(workspace, max_steps=2, force=True)
     assert len(starts) == 2
+
+
+def test_a_start_that_fails_does_not_block_the_name(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+):
+    def missing(self) -> None:
+        raise MissingError("the pretrained weights cannot be had")
+
+    with monkeypatch.context() as patch, pytest.raises(MissingError, match="cannot be had"):
+        patch.setattr(CAPTIONERS["transformer"], "warm_start", missing)
+        fit(workspace, max_steps=2)
+    folder = fit(workspace, max_steps=2, seed=5)
+    assert load_run(folder, "cpu").config.seed == 5
