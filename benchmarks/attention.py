@@ -7,7 +7,7 @@ the rest against `dot`. Captioners: a training step (forward, loss, backward, up
 at its paper's sizes, against `transformer` in the same run.
 
 All take turns, and the best turn counts: a busy machine only ever slows down. On a GPU if there is
-one. --write puts the tables into `benchmarks/results/attention-DEVICE.md`.
+one. --write puts the tables into `benchmarks/README.md`, a GPU's into `benchmarks/results/`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from regionprep.models import Regions, attention
 from regionprep.models.attention import MECHANISMS, Layout, Mechanism
 from regionprep.training.losses import cross_entropy
 
-RESULTS = Path(__file__).parent / "results"
+README = Path(__file__).parent / "README.md"
+RESULTS = README.parent / "results"
+TITLE = "## What attention costs"
 IMAGES, WIDTH, HEADS = 50, 512, 8
 GRIDS = {36: (6, 6), 100: (10, 10)}
 CAPTIONS, WORDS = 5, 16
@@ -43,7 +45,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--images", type=int, help="images of a captioner's batch (50; CPU: 2)")
     parser.add_argument("--models", nargs="*", help="these models only, and transformer")
-    parser.add_argument("--write", action="store_true", help="keep the tables in results/")
+    parser.add_argument("--write", action="store_true", help="keep the tables")
     options = parser.parse_args()
     keep_freed_memory()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -51,7 +53,7 @@ def main() -> None:
     chosen = options.models or manifests.names("models")
     report = "\n".join(
         [
-            f"# What attention costs, on {_name(device)}",
+            f"{TITLE}, on {_name(device)}",
             "",
             f"torch {torch.__version__}, float32, regionprep {__version__}; made by "
             f"`python benchmarks/attention.py --turns {options.turns} --images {images} --write`.",
@@ -62,8 +64,18 @@ def main() -> None:
     )
     print(report)
     if options.write:
-        name = "cpu" if device.type == "cpu" else _name(device).lower().replace(" ", "-")
+        keep(report, device)
+
+
+def keep(report: str, device: torch.device) -> None:
+    """Write the tables: a CPU's into `benchmarks/README.md`, a GPU's into a file of its name."""
+    if device.type == "cuda":
+        name = _name(device).lower().replace(" ", "-")
         (RESULTS / f"attention-{name}.md").write_text(report + "\n", encoding="utf-8")
+        return
+    text = README.read_text(encoding="utf-8")
+    before = text[: text.index(TITLE)] if TITLE in text else text + "\n"
+    README.write_text(before + report.replace("\n## ", "\n### ") + "\n", encoding="utf-8")
 
 
 def _mechanisms(device: torch.device, turns: int) -> list[str]:
