@@ -95,16 +95,3 @@ def add_and_norm(residual, x: Tensor, branch) -> Tensor:
     if residual.norm_first:
         return x + branch(layer_norm(residual.norm, x))
     return layer_norm(residual.norm, x + branch(x))
-
-
-def assert_same(module, inputs, fast: Tensor, slow: Tensor) -> None:
-    """Fail unless two ways to compute agree, and so do their gradients."""
-    torch.testing.assert_close(fast, slow)
-    direction = torch.randn_like(fast)
-    wanted = [*inputs, *module.parameters()]
-    for got, expected in zip(
-        torch.autograd.grad((fast * direction).sum(), wanted, materialize_grads=True),
-        torch.autograd.grad((slow * direction).sum(), wanted, materialize_grads=True),
-        strict=True,
-    ):
-        torch.testing.assert_close(got, expected)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import connection_loops as loops
 import pytest
 import torch
+from comparing import assert_same, random
 
 from regionprep.models import attention, connections
 from regionprep.models.attention import AoaAttention
@@ -29,10 +30,6 @@ def connection(norm_first: bool) -> connections.Connection:
     ).double()
 
 
-def random(*shape):
-    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
-
-
 def gated(module, query, keys):
     attended = loops.joined_heads(module, query, keys, keys)
     return loops.attention_on_attention(module.on_attention, query, attended)
@@ -46,13 +43,13 @@ def test_self_attention_over_regions_is_the_equations():
         for image, seen in zip(x, MASK, strict=True)
         for query in image
     ]
-    loops.assert_same(module, [x], fast, torch.stack(slow).reshape(x.shape))
+    assert_same(module, [x], fast, torch.stack(slow).reshape(x.shape))
 
 
 def test_causal_self_attention_is_the_equations():
     module, x = aoa_attention(), random(IMAGES, WORDS, WIDTH)
     slow = [gated(module, words[t], words[: t + 1]) for words in x for t in range(WORDS)]
-    loops.assert_same(module, [x], module(x, x, x, causal=True), torch.stack(slow).reshape(x.shape))
+    assert_same(module, [x], module(x, x, x, causal=True), torch.stack(slow).reshape(x.shape))
 
 
 def test_a_query_that_may_look_at_nothing_has_only_its_own_part():
@@ -76,4 +73,4 @@ def test_connection_is_the_equations(norm_first):
             return loops.attention_on_attention(module.on_attention, query, attended)
 
         slow += [loops.add_and_norm(module.residual, word, branch) for word in words]
-    loops.assert_same(module, [hidden, last], fast, torch.stack(slow).reshape(hidden.shape))
+    assert_same(module, [hidden, last], fast, torch.stack(slow).reshape(hidden.shape))

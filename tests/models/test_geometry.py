@@ -7,6 +7,7 @@ import geometry_loop as loop
 import hypothesis.strategies as st
 import pytest
 import torch
+from comparing import assert_same, random
 from hypothesis import given, settings
 from samples import SPECIAL, captions, regions, tiny
 
@@ -35,10 +36,6 @@ def made(kind, **options):
     return kind(width=WIDTH, heads=2, **options).double().eval()
 
 
-def random(*shape):
-    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
-
-
 def layout(images=IMAGES, count=REGIONS) -> Layout:
     """Return random boxes; two of the first image have the same centre."""
     corner = torch.rand(images, count, 2, dtype=torch.float64) * 50
@@ -53,19 +50,6 @@ def over(module, x, where, real=REAL):
     return module(x, x, x, mask=real, query_mask=real, layout=where)
 
 
-def assert_same(module, inputs, fast, slow):
-    """Compare outputs and gradients, both only where regions are real."""
-    direction = torch.randn_like(fast) * REAL[..., None]
-    torch.testing.assert_close(fast[REAL], slow[REAL])
-    wanted = [*inputs, *module.parameters()]
-    for got, expected in zip(
-        torch.autograd.grad((fast * direction).sum(), wanted, materialize_grads=True),
-        torch.autograd.grad((slow * direction).sum(), wanted, materialize_grads=True),
-        strict=True,
-    ):
-        torch.testing.assert_close(got, expected)
-
-
 @pytest.mark.parametrize("signed", [False, True])
 @pytest.mark.parametrize("kinds", SUMS)
 def test_gsa_is_the_equations(kinds, signed):
@@ -73,7 +57,7 @@ def test_gsa_is_the_equations(kinds, signed):
     x, where = random(IMAGES, REGIONS, WIDTH), layout()
     bias = loop.geometric_bias(module, x, where.boxes, kinds, signed=signed)
     slow = loop.attention(module, x, REAL, bias=bias)
-    assert_same(module, [x], over(module, x, where), slow)
+    assert_same(module, [x], over(module, x, where), slow, real=REAL)
 
 
 def test_ng_san_is_the_equations():
@@ -82,13 +66,13 @@ def test_ng_san_is_the_equations():
     queries = loop.normalised(loop.heads_of(module, module.query, x), REAL, "instance")
     bias = loop.geometric_bias(module, x, where.boxes, ["query_dependent"])
     slow = loop.attention(module, x, REAL, queries=queries, bias=bias)
-    assert_same(module, [x], over(module, x, where), slow)
+    assert_same(module, [x], over(module, x, where), slow, real=REAL)
 
 
 def test_relation_is_the_equations():
     module, x, where = made(RelationAttention), random(IMAGES, REGIONS, WIDTH), layout()
     slow = loop.attention(module, x, REAL, bias=loop.relation_bias(module, where.boxes))
-    assert_same(module, [x], over(module, x, where), slow)
+    assert_same(module, [x], over(module, x, where), slow, real=REAL)
 
 
 def test_relation_multiplies_attention_by_its_weights():
@@ -109,7 +93,7 @@ def test_absolute_geometry_is_added_to_what_is_projected():
         for boxes, size in zip(where.boxes, where.sizes, strict=True)
     ]
     slow = loop.attention(module, x + torch.tensor(added, dtype=torch.float64), REAL)
-    assert_same(module, [x], over(module, x, where), slow)
+    assert_same(module, [x], over(module, x, where), slow, real=REAL)
 
 
 @pytest.mark.parametrize("width", [1, 4, 8, 20, 32])

@@ -5,6 +5,7 @@ import math
 import connection_loops as loops
 import pytest
 import torch
+from comparing import assert_same, random
 from samples import regions, tiny
 
 from regionprep.errors import InputError
@@ -33,10 +34,6 @@ def meshed(norm_first: bool) -> connections.Connection:
     ).double()
 
 
-def random(*shape):
-    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
-
-
 @pytest.mark.parametrize("slots", [1, 3])
 def test_memory_slots_are_the_equations(slots):
     module, x = memory_attention(slots=slots), random(IMAGES, REGIONS, WIDTH)
@@ -46,7 +43,7 @@ def test_memory_slots_are_the_equations(slots):
         for image, seen in zip(x, MASK, strict=True)
         for query in image
     ]
-    loops.assert_same(module, [x], fast, torch.stack(slow).reshape(x.shape))
+    assert_same(module, [x], fast, torch.stack(slow).reshape(x.shape))
 
 
 def test_slots_are_seen_where_nothing_is_masked():
@@ -82,7 +79,7 @@ def test_meshed_connection_is_the_equations(norm_first):
                     module.residual, word, lambda y, seen=seen: loops.meshed(module, y, seen)
                 )
             )
-    loops.assert_same(module, [hidden, *layers], fast, torch.stack(slow).reshape(hidden.shape))
+    assert_same(module, [hidden, *layers], fast, torch.stack(slow).reshape(hidden.shape))
 
 
 def test_open_gates_add_what_all_layers_give_by_their_square_root():

@@ -5,6 +5,7 @@ import itertools
 import geometry_loop as loop
 import pytest
 import torch
+from comparing import assert_same, random
 from samples import SPECIAL
 from torch import nn
 
@@ -27,23 +28,6 @@ def attention(**options) -> NormalizedAttention:
     return module
 
 
-def random(*shape):
-    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
-
-
-def assert_same(module, inputs, fast, slow):
-    """Compare outputs and gradients, both only where regions are real."""
-    direction = torch.randn_like(fast) * REAL[..., None]
-    torch.testing.assert_close(fast[REAL], slow[REAL])
-    wanted = [*inputs, *module.parameters()]
-    for got, expected in zip(
-        torch.autograd.grad((fast * direction).sum(), wanted, materialize_grads=True),
-        torch.autograd.grad((slow * direction).sum(), wanted, materialize_grads=True),
-        strict=True,
-    ):
-        torch.testing.assert_close(got, expected)
-
-
 def over(module, x, real=REAL):
     return module(x, x, x, mask=real, query_mask=real)
 
@@ -62,9 +46,8 @@ def test_it_is_the_equations(norm, normalize, affine):
     if normalize in ("key", "both"):
         heads = loop.heads_of(module, module.key, x)
         keys = loop.normalised(heads, REAL, norm, module.key_norm)
-    assert_same(
-        module, [x], over(module, x), loop.attention(module, x, REAL, queries=queries, keys=keys)
-    )
+    slow = loop.attention(module, x, REAL, queries=queries, keys=keys)
+    assert_same(module, [x], over(module, x), slow, real=REAL)
 
 
 @pytest.mark.parametrize("norm", NORMS)

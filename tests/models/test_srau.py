@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+from comparing import random
 from samples import captions, regions, tiny
 
 from regionprep.errors import InputError
@@ -28,10 +29,6 @@ def connection(name, *, norm_first=False, seed=0, dropout=0.0, **options):
         layers=LAYERS,
         options=options,
     ).double()
-
-
-def random(*shape):
-    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
 
 
 def inputs(spread=2.0):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from comparing import assert_same, random
 from zodiac_loop import gelu, zodiac
 
 from regionprep.models.attention import MemoryCache, ZodiacAttention
@@ -13,22 +14,6 @@ IMAGES, CAPTIONS, QUERIES, KEYS, WIDTH = 2, 2, 3, 4, 4
 def attention(**options) -> ZodiacAttention:
     torch.manual_seed(0)
     return ZodiacAttention(width=WIDTH, heads=2, **options).double().eval()
-
-
-def random(*shape):
-    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
-
-
-def assert_same(module, inputs, fast, slow):
-    torch.testing.assert_close(fast, slow)
-    direction = torch.randn_like(fast)
-    wanted = [*inputs, *module.parameters()]
-    for got, expected in zip(
-        torch.autograd.grad((fast * direction).sum(), wanted, materialize_grads=True),
-        torch.autograd.grad((slow * direction).sum(), wanted, materialize_grads=True),
-        strict=True,
-    ):
-        torch.testing.assert_close(got, expected)
 
 
 @pytest.mark.parametrize("pool", POOLS)
