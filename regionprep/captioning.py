@@ -28,10 +28,12 @@ class SplitCaptions:
     path: Path
     count: int
     blind: int
+    empty: int
 
     def __str__(self) -> str:
         blind = f", {self.blind} of them without any region to see" if self.blind else ""
-        return f"{self.count} captions in {self.path}{blind}"
+        empty = f", {self.empty} of them empty" if self.empty else ""
+        return f"{self.count} captions in {self.path}{blind}{empty}"
 
 
 def find_run(workspace: Workspace, name: str | None) -> Path:
@@ -83,7 +85,8 @@ def caption_split(
     path = result_file(loaded.folder, "captions", split)
     write_captions(path, captions)
     blind = sum(len(store[key].boxes) == 0 for key in ids)
-    return SplitCaptions(path, len(ids), blind)
+    empty = sum(not words for words in captions.values())
+    return SplitCaptions(path, len(ids), blind, empty)
 
 
 def evaluate_split(workspace: Workspace, *, run: str | None = None, split: str = "test") -> str:
@@ -91,6 +94,7 @@ def evaluate_split(workspace: Workspace, *, run: str | None = None, split: str =
     from regionprep.evaluation import evaluate, read_captions, read_references, table
 
     folder = find_run(workspace, run)
+    image_ids(workspace, split)  # A split that is not there has no command that makes captions.
     path = result_file(folder, "captions", split)
     if not path.is_file():
         raise MissingError(
@@ -136,7 +140,7 @@ def caption_photos(
         for photo, image in zip(photos, images, strict=True)
         for row in pipeline([image], [str(photo)])
     ]
-    texts = [" ".join(words) for words in _words(loaded, rows, beam_size)]
+    texts = [" ".join(words) or "(an empty caption)" for words in _words(loaded, rows, beam_size)]
     return list(zip(photos, texts, strict=True))
 
 

@@ -33,7 +33,7 @@ Backbone = Annotated[
 ]
 Weights = Annotated[Path | None, typer.Option(help="A weights file instead of a download.")]
 On = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to compute.")]
-ShardSize = Annotated[int, typer.Option(min=1, help="Images a shard.")]
+ShardSize = Annotated[int | None, typer.Option(min=1, help="Images a shard: 2048.")]
 BatchSize = Annotated[int | None, typer.Option(min=1, help="Images or crops a forward pass.")]
 Force = Annotated[bool, typer.Option("--force", help="Start over where settings have changed.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit with 1 if any image failed.")]
@@ -134,7 +134,7 @@ def detect(
     nms_threshold: Annotated[
         float | None, typer.Option(min=0, max=1, help="Overlap that drops a box of one class.")
     ] = None,
-    shard_size: ShardSize = 2048,
+    shard_size: ShardSize = None,
     batch_size: BatchSize = None,
     device: On = "auto",
     force: Force = False,
@@ -170,7 +170,7 @@ def extract(
     dtype: Annotated[
         Literal["float16", "float32"], typer.Option(help="How features are stored.")
     ] = "float16",
-    shard_size: ShardSize = 2048,
+    shard_size: ShardSize = None,
     batch_size: BatchSize = None,
     device: On = "auto",
     force: Force = False,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +38,7 @@ class Workspace:
                 where=file,
                 mend="Choose another folder, or remove this one first.",
             )
-        root.mkdir(parents=True, exist_ok=True)
+        make_folder(root)
         return cls(root, dataset).save()
 
     def save(self) -> Workspace:
@@ -137,6 +138,18 @@ def _only(names: list[str]) -> str | None:
     return names[0] if len(names) == 1 else None
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it; StorageError where that may not be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(
+            f"the folder cannot be made: {error.strerror}",
+            where=folder,
+            mend="Choose a place that you may write to and where no file has that name.",
+        ) from error
+
+
 def write_text(path: Path, text: str) -> None:
     """Write `path` as UTF-8, whole or not at all."""
     write_bytes(path, text.encode())
@@ -164,7 +177,8 @@ def write_bytes(path: Path, data: bytes) -> None:
             mend="Make room or choose another folder, then run the command again.",
         ) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # Where nothing may be written, nothing is there to remove.
+            temporary.unlink(missing_ok=True)
 
 
 def _sweep(path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from regionprep import manifests
 from regionprep.errors import InputError, ManifestError, MissingError, StorageError
 from regionprep.manifests import DatasetManifest, ImageSource
 from regionprep.workspace import Workspace, write_bytes, write_text
@@ -108,3 +109,9 @@ def test_what_dead_processes_left_is_swept_and_what_living_ones_write_is_not(tmp
 def test_a_folder_that_is_not_there_is_an_error_that_names_it(tmp_path: Path):
     with pytest.raises(StorageError, match="nowhere"):
         write_bytes(tmp_path / "nowhere" / "file", b"x")
+
+
+def test_a_workspace_that_cannot_be_made_says_where(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="the folder cannot be made: Not a directory"):
+        Workspace.create(tmp_path / "file" / "work", manifests.load("datasets", "scenes"))

@@ -18,7 +18,7 @@ from regionprep.pipeline.detectors.detector import Candidates, Detector, Pixels,
 from regionprep.pipeline.executor import Outcome, run_plan
 from regionprep.pipeline.images import ImageReader
 from regionprep.pipeline.selection import Selected, Selection, select, strongest
-from regionprep.pipeline.shards import MANIFEST, Columns, ImageRow, Plan
+from regionprep.pipeline.shards import MANIFEST, Columns, ImageRow, Plan, shard_size_of
 from regionprep.pipeline.tables import ImageRecord, read_images
 from regionprep.workspace import Workspace
 
@@ -33,7 +33,7 @@ def run_detect(
     max_boxes: int | None = None,
     score_threshold: float | None = None,
     nms_threshold: float | None = None,
-    shard_size: int = 2048,
+    shard_size: int | None = None,
     batch_size: int | None = None,
     device: str = "auto",
     force: bool = False,
@@ -70,13 +70,13 @@ def run_detect(
         "notes": notes(device, weights=weights, boxes=boxes_file),
         "versions": versions("torch", "torchvision"),
     }
+    folder = workspace.regions(manifest.name)
     plan = Plan.make(
         [image.image_id for image in images],
         stage="regions",
         settings=settings,
-        shard_size=shard_size,
+        shard_size=shard_size or shard_size_of(folder, anew=force),
     )
-    folder = workspace.regions(manifest.name)
     if not (folder / MANIFEST).exists():
         source.load()  # what is wrong with it is told before anything is written
     return run_plan(

@@ -30,7 +30,15 @@ from regionprep.pipeline.detectors.detector import Pixels
 from regionprep.pipeline.executor import Outcome, run_plan
 from regionprep.pipeline.images import ImageFault
 from regionprep.pipeline.selection import Selection
-from regionprep.pipeline.shards import MANIFEST, UNBOUND, Columns, DType, ImageRow, Plan
+from regionprep.pipeline.shards import (
+    MANIFEST,
+    UNBOUND,
+    Columns,
+    DType,
+    ImageRow,
+    Plan,
+    shard_size_of,
+)
 from regionprep.pipeline.store import FeatureStore
 from regionprep.pipeline.tables import read_images
 from regionprep.workspace import Workspace
@@ -50,7 +58,7 @@ def run_extract(
     weights: Path | None = None,
     grid: bool = False,
     dtype: DType = "float16",
-    shard_size: int = 2048,
+    shard_size: int | None = None,
     batch_size: int | None = None,
     device: str = "auto",
     force: bool = False,
@@ -89,15 +97,15 @@ def run_extract(
         | ({} if regions is None else {"regions": _parts(regions.metadata)[1]}),
         "versions": versions("torch", "torchvision", "timm", "open_clip_torch"),
     }
+    folder = workspace.features(str(settings["detector"]), manifest.name)
     plan = Plan.make(
         [image.image_id for image in images],
         stage="features",
         settings=settings,
-        shard_size=shard_size,
+        shard_size=shard_size or shard_size_of(folder, anew=force),
     )
     if regions is not None:
         _require_same_images(plan, regions, str(settings["images"]))
-    folder = workspace.features(str(settings["detector"]), manifest.name)
     if not (folder / MANIFEST).exists():
         source.load()  # what is wrong with it is told before anything is written
     return run_plan(

@@ -32,6 +32,7 @@ from regionprep.workspace import write_text
 SCHEMA_VERSION = 1
 PLAN = "plan.json"
 MANIFEST = "manifest.json"
+SHARD_SIZE = 2048
 UNBOUND = ("versions", "notes")
 
 StageName = Literal["regions", "features"]
@@ -124,7 +125,7 @@ class Plan:
         *,
         stage: StageName,
         settings: Mapping[str, Any],
-        shard_size: int = 2048,
+        shard_size: int = SHARD_SIZE,
     ) -> Plan:
         """Return the plan over `image_ids`, sorted.
 
@@ -197,8 +198,14 @@ class Plan:
         raise MismatchError(
             "was made by another plan: " + "; ".join(_differences(other, self)),
             where=folder,
-            mend="Start over with --force, or choose another folder.",
+            mend="Start over with --force, or give the options that it was made with.",
         )
+
+
+def shard_size_of(folder: Path, *, anew: bool) -> int:
+    """Return how many images a shard of `folder` is to hold: as its plan says, if it goes on."""
+    plan = None if anew else Plan.read(folder)
+    return SHARD_SIZE if plan is None else plan.shard_size
 
 
 def part_name(number: int) -> str:

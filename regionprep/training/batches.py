@@ -326,8 +326,8 @@ def require_own_boxes(workspace: Workspace, store: FeatureStore, detector: str) 
     now = FeatureStore(folder).fingerprint
     if now != made_with:
         raise MismatchError(
-            f"these features were made with other boxes ({made_with[:12]}) than those that "
-            f"{folder} has ({now[:12]})",
+            f"these features were made with other boxes, of another detection "
+            f"({made_with[:12]}) than those that {folder} has ({now[:12]})",
             where=store.folder,
             mend=f"Make them anew: `{command('features', store.folder)} --force`.",
         )

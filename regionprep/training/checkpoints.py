@@ -83,7 +83,7 @@ def capture(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
 
 def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: Optimizer) -> None:
     """Set the weights, the optimiser's state and the random states to those of `capture`."""
-    model.load_state_dict(checkpoint.weights())
+    take_weights(model, checkpoint, where="the run's checkpoint")
     state = optimizer.state_dict()
     state["state"] = {
         index: _below(f"optimizer.{name}.", checkpoint.tensors)
@@ -119,7 +119,20 @@ def save(
         write_bytes(path, data)
 
 
-def load(path: Path, *, expected: Mapping[str, Any] | None = None) -> Checkpoint:
+ANEW = "Give another --name, or start this run over with --force."
+
+
+def take_weights(model: nn.Module, saved: Checkpoint, *, where: object, mend: str = ANEW) -> None:
+    """Set a model's weights; MismatchError where they are those of another layout of the model."""
+    try:
+        model.load_state_dict(saved.weights())
+    except RuntimeError as error:
+        raise MismatchError(
+            "the weights are laid out for another version of this model", where=where, mend=mend
+        ) from error
+
+
+def load(path: Path, *, expected: Mapping[str, Any] | None = None, mend: str = ANEW) -> Checkpoint:
     """Return a whole checkpoint, its checksum verified.
 
     Raises StorageError when the file is torn or altered, MismatchError when it belongs to
@@ -130,7 +143,7 @@ def load(path: Path, *, expected: Mapping[str, Any] | None = None) -> Checkpoint
         raise StorageError("the checkpoint's values differ from its checksum", where=path)
     belongs = json.loads(header["belongs"])
     if expected is not None:
-        require_same(expected, belongs, where=path)
+        require_same(expected, belongs, where=path, mend=mend)
     return Checkpoint(tensors, Progress(**json.loads(header["progress"])), belongs)
 
 
@@ -158,7 +171,7 @@ def require_same(
     found: Mapping[str, Any],
     *,
     where: object,
-    mend: str = "Give another --name, or start this run over with --force.",
+    mend: str = ANEW,
 ) -> None:
     """Raise MismatchError that lists what differs, nested names joined by dots."""
     differing = list(differences(expected, found))
@@ -175,7 +188,12 @@ def differences(expected: Any, found: Any, place: str = "") -> Iterator[str]:  #
             inner = f"{place}.{key}" if place else str(key)
             yield from differences(expected.get(key), found.get(key), inner)
     elif expected != found:
-        yield f"{place} is {found!r} there and {expected!r} now"
+        yield f"{place} is {_shown(found)} there and {_shown(expected)} now"
+
+
+def _shown(value: object) -> str:
+    """Return a value as text, of a fingerprint its first digits."""
+    return repr(value[:12]) if isinstance(value, str) and len(value) == 64 else repr(value)
 
 
 def checksum(tensors: Mapping[str, Tensor]) -> str:
@@ -195,7 +213,11 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
             header: dict[str, str] = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise StorageError(f"the checkpoint is torn: {error}", where=path) from error
+        raise StorageError(
+            f"the checkpoint is torn: {error}",
+            where=path,
+            mend="Give the run's `prep train` command again: it goes on from what is whole.",
+        ) from error
     if not header.keys() >= {"version", "progress", "belongs", "sha256"}:
         raise StorageError("no checkpoint: its header lacks what one has", where=path)
     if header["version"] != VERSION:

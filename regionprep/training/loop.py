@@ -54,7 +54,7 @@ from regionprep.training.runs import (
 )
 from regionprep.training.schedules import schedule
 from regionprep.training.validation import Score, validate
-from regionprep.workspace import Workspace, write_text
+from regionprep.workspace import Workspace, make_folder, write_text
 
 
 def train(
@@ -120,7 +120,8 @@ def train(
     }
     config = parse(RunConfig, chosen, where="the run's configuration")
     with torch.device("meta"):
-        build_model(config, vocabulary)  # What does not fit is told before anything is written.
+        build_model(config, vocabulary)  # What does not fit is told before anything is written,
+    choose_device(device)  # and so is a device that is not there.
     data = open_data(
         workspace,
         store,
@@ -129,7 +130,7 @@ def train(
         seed=seed,
     )
     folder = workspace.run(config.name)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with claimed(folder), terminable():
         begin(folder, config, vocabulary, force=force)
         options = Options(device, workers, log_every, checkpoint_every, progress)

@@ -21,7 +21,7 @@ import yaml
 from pydantic import Field
 
 from regionprep import __version__
-from regionprep.errors import ManifestError, MismatchError, MissingError, unknown
+from regionprep.errors import InputError, ManifestError, MismatchError, MissingError, unknown
 from regionprep.manifests import ModelManifest, Part, Preset, TrainingRecipe, parse, read_yaml
 from regionprep.models import Captioner, build
 from regionprep.pipeline.claim import HOLDER, LOCK
@@ -151,14 +151,23 @@ def load_run(folder: Path, device: str = "auto", *, checkpoint: str = "best") ->
             mend="Go on with it: give its `prep train` command again.",
         )
     model = build_model(config, vocabulary)
-    saved = checkpoints.load(path, expected=config.binding())
-    model.load_state_dict(saved.weights())
+    again = f"Train anew: `prep train --name {config.name} --force`, with its model."
+    saved = checkpoints.load(path, expected=config.binding(), mend=again)
+    checkpoints.take_weights(model, saved, where=path, mend=again)
     chosen = choose_device(device)
     return Run(folder, config, vocabulary, model.to(chosen).eval(), chosen)
 
 
 def build_model(config: RunConfig, vocabulary: Vocabulary) -> Captioner[Any, Any]:
     """Return the captioner that a configuration describes, with fresh weights."""
+    try:
+        return _build(config, vocabulary)
+    except InputError as error:
+        where = f"model '{config.model.name}'"
+        raise InputError(error.what, where=error.where or where, mend=error.mend) from None
+
+
+def _build(config: RunConfig, vocabulary: Vocabulary) -> Captioner[Any, Any]:
     return build(
         config.model.captioner,
         feature_width=config.feature_width,

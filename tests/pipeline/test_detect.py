@@ -60,6 +60,14 @@ def test_a_finished_folder_is_kept_and_no_model_loaded(workspace, monkeypatch):
     assert (again.shards_made, again.shards_kept) == (0, 1)
 
 
+def test_a_shard_size_holds_until_another_is_asked_for(workspace):
+    assert detected(workspace, "whole", shard_size=4).shards_made == 2
+    assert detected(workspace, "whole").shards_kept == 2
+    with pytest.raises(MismatchError, match="shard_size was 4, is 3"):
+        detected(workspace, "whole", shard_size=3)
+    assert detected(workspace, "whole", force=True).shards_made == 1
+
+
 def test_another_threshold_is_refused_with_both_values_until_forced(workspace):
     detected(workspace)
     with pytest.raises(MismatchError, match=r"score_threshold was 0\.2, is 0\.9"):

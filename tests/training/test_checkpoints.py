@@ -11,7 +11,7 @@ from torch import nn
 from regionprep import workspace
 from regionprep.errors import MismatchError, StorageError
 from regionprep.training import checkpoints
-from regionprep.training.checkpoints import Progress
+from regionprep.training.checkpoints import Checkpoint, Progress, take_weights
 
 BELONGS = {"vocabulary": "abc", "feature_width": 4, "arguments": {"width": 8, "heads": 2}}
 
@@ -139,3 +139,9 @@ def test_a_full_disk_leaves_the_old_checkpoint(
         saved(path, progress=Progress(step=2))
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_weights_of_another_layout_are_refused() -> None:
+    saved = Checkpoint({"model.other": torch.zeros(1)}, Progress(), {})
+    with pytest.raises(MismatchError, match="another version of this model"):
+        take_weights(torch.nn.Linear(1, 1), saved, where="there")

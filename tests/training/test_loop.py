@@ -185,7 +185,7 @@ def test_a_name_with_another_configuration_is_refused_with_the_difference(
 def test_features_made_anew_are_another_configuration(workspace: Workspace) -> None:
     fit(workspace, max_steps=2)
     write_features(workspace, [row(index) for index in range(41)], force=True)
-    with pytest.raises(MismatchError, match=r"features is '[0-9a-f]{64}' there"):
+    with pytest.raises(MismatchError, match=r"features is '[0-9a-f]{12}' there"):
         fit(workspace, max_steps=2)
 
 
