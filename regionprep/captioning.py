@@ -158,8 +158,11 @@ def draw_sheet(
     folder = find_run(workspace, run)
     captions = read_captions(result_file(folder, "captions", split))
     shown = [image for image in read_images(workspace) if image.split == split][:count]
-    regions = FeatureStore(workspace.regions(RunConfig.load(folder).detector))
-    names = regions.metadata.get("classes", [])
+    config = RunConfig.load(folder)
+    # The cells of a feature map are no boxes to show.
+    regions = None if config.grid else FeatureStore(workspace.regions(config.detector))
+    seen = regions or FeatureStore(workspace.features(config.detector, config.backbone))
+    names = seen.metadata.get("classes", []) if regions else []
     told: dict[str, list[str]] = {image.image_id: [] for image in shown}
     for caption in read_told(workspace):
         if caption.image_id in told:
@@ -168,12 +171,12 @@ def draw_sheet(
     reader = ImageReader(workspace)
     entries = []
     for image in shown:
-        row = regions[image.image_id]
+        row = seen[image.image_id]
         if row.ok:
             entry = Entry(
                 image.image_id,
                 reader.read(image.path),
-                row.boxes,
+                row.boxes if regions else row.boxes[:0],
                 captions[image.image_id],
                 labels=[names[index] for index in row.classes] if names else None,
                 references=told[image.image_id],
@@ -217,7 +220,7 @@ def run_features(workspace: Workspace, run: Run) -> FeatureStore:
             f"these features ({store.fingerprint[:12]}) are not those that run '{config.name}' "
             f"was trained on ({config.features[:12]})",
             where=store.folder,
-            mend=f"Train anew: `prep train --name {config.name} --force`.",
+            mend=f"Train anew: `{config.command} --force`.",
         )
     return store
 

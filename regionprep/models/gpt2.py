@@ -35,6 +35,7 @@ from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -144,8 +145,10 @@ class GPT2(Captioner[Memory, TransformerState]):
         """
         if self.pretrained is None:
             return
+        _require_own_tokens(self.pad, where=self.pretrained)
         source = _load(self.pretrained)
         _require_same(self.decoder.config, source.config, where=self.pretrained)
+        _require_own_tokens(self.pad, source.config.vocab_size, where=self.pretrained)
         with torch.no_grad():
             for name, weight in self.decoder.named_parameters():
                 taken = source.get_parameter(name)
@@ -240,21 +243,24 @@ def _gpt2(*, dropout: float, **sizes: int) -> Any:  # noqa: ANN401 - a GPT2Model
 
 
 def _load(name: str) -> Any:  # noqa: ANN401 - a GPT2Model
-    """Return a pretrained GPT-2 from the hub, its cache or a folder, or raise MissingError."""
+    """Return a pretrained GPT-2 from the hub, its cache or a folder.
+
+    Raises MissingError where there is none, or where its file is torn.
+    """
     try:
         return _transformers().GPT2Model.from_pretrained(name)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         summary = str(error).partition("\n")[0]
         raise MissingError(
             f"the pretrained weights '{name}' cannot be had: {summary}",
             mend="Give the captioner's argument `pretrained` the name of a GPT-2 on the Hugging "
             "Face hub, or a folder with its config.json and model.safetensors, which can be "
-            "fetched where there is a network; null starts from random weights.",
+            "fetched where there is a network; null, as in the presets, draws random weights.",
         ) from error
 
 
 def _require_same(own: Any, theirs: Any, *, where: str) -> None:  # noqa: ANN401 - GPT2Configs
-    """Raise InputError where pretrained weights are of other sizes, or know too many words."""
+    """Raise InputError where pretrained weights are of other sizes, or of another model."""
     sizes = {
         "width": "n_embd",
         "decoder_layers": "n_layer",
@@ -279,10 +285,18 @@ def _require_same(own: Any, theirs: Any, *, where: str) -> None:  # noqa: ANN401
         or not theirs.scale_attn_weights
     ):
         raise InputError("a variant of GPT-2 that computes something else", where=where)
-    if theirs.vocab_size > own.vocab_size:
-        raise InputError(
-            f"the pretrained GPT-2 knows {theirs.vocab_size} tokens, and the vocabulary has "
-            f"{own.vocab_size}",
-            where=where,
-            mend="Make the vocabulary of its own tokens: prep vocab --bpe gpt2",
-        )
+
+
+def _require_own_tokens(marks_from: int, theirs: int | None = None, *, where: str) -> None:
+    """Raise InputError unless the ids are the pretrained model's tokens, `theirs`, then marks.
+
+    What is known before its weights are had is that words have their marks first.
+    """
+    if marks_from and theirs in (None, marks_from):
+        return
+    told = f"of {marks_from} others" if marks_from else "of words"
+    raise InputError(
+        f"the pretrained GPT-2 has {theirs or 'its own'} tokens, and the vocabulary is {told}",
+        where=where,
+        mend=f"Make the vocabulary of its own tokens: prep vocab --bpe {where}",
+    )

@@ -17,12 +17,13 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
 from regionprep.errors import InputError, TrainingError, unknown
 from regionprep.manifests import ModelManifest, parse
+from regionprep.models import Captioner
 from regionprep.pipeline.claim import claimed, terminable
 from regionprep.pipeline.devices import choose_device
 from regionprep.pipeline.store import FeatureStore
@@ -49,6 +50,7 @@ from regionprep.training.runs import (
     begin,
     build_model,
     checkpoint_path,
+    has_trained,
     resolve,
     versions,
 )
@@ -119,9 +121,10 @@ def train(
         "versions": versions(),
     }
     config = parse(RunConfig, chosen, where="the run's configuration")
-    with torch.device("meta"):
-        build_model(config, vocabulary)  # What does not fit is told before anything is written,
-    choose_device(device)  # and so is a device that is not there.
+    # What does not fit is told before anything is written: a model, weights, a device.
+    chosen_device = choose_device(device)
+    torch.manual_seed(seed)
+    captioner = build_model(config, vocabulary)
     data = open_data(
         workspace,
         store,
@@ -130,13 +133,15 @@ def train(
         seed=seed,
     )
     folder = workspace.run(config.name)
+    if force or not has_trained(folder):
+        captioner.warm_start()
     make_folder(folder)
     with claimed(folder), terminable():
         begin(folder, config, vocabulary, force=force)
-        options = Options(device, workers, log_every, checkpoint_every, progress)
+        options = Options(chosen_device, workers, log_every, checkpoint_every, progress)
         if not (folder / FINISHED).exists():
             with _memory_fault_explained(model.training.batch_images):
-                Trainer(config, folder, data, vocabulary, score, options).fit()
+                Trainer(config, folder, data, vocabulary, captioner, score, options).fit()
         elif progress:
             print(f"run {config.name} is finished: nothing to do", file=sys.stderr)
     return folder
@@ -146,7 +151,7 @@ def train(
 class Options:
     """How a run is done; none of it changes what comes out, but for the device's rounding."""
 
-    device: str = "auto"
+    device: torch.device
     workers: int | None = None
     log_every: int = 10
     checkpoint_every: int = 1000
@@ -162,6 +167,7 @@ class Trainer:
         folder: Path,
         data: Data,
         vocabulary: Vocabulary,
+        captioner: Captioner[Any, Any],
         score: Score | None,
         options: Options,
     ) -> None:
@@ -181,11 +187,10 @@ class Trainer:
             every=options.log_every,
             shown=options.progress,
         )
-        torch.manual_seed(config.seed)
         self.engine = Engine(
-            build_model(config, vocabulary),
+            captioner,
             self.recipe,
-            device=choose_device(options.device),
+            device=options.device,
             precision=config.precision,
             workers=options.workers,
         )
@@ -274,7 +279,8 @@ class Trainer:
         for fault in faults:
             self.journal.say(f"passed over: {fault}")
         if found is None:
-            self.engine.captioner.warm_start()
+            if faults:  # All are torn, so that this run starts once more.
+                self.engine.captioner.warm_start()
             return Progress()
         self.engine.restore(found)
         # What is whole takes the place of what is torn; a torn best has to be found again.

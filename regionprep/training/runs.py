@@ -73,6 +73,14 @@ class RunConfig(Part):
             "training": model["training"],
         }
 
+    @property
+    def command(self) -> str:
+        """Return the command that trains this model on these features."""
+        return (
+            f"prep train --model {self.model.name} --preset {self.preset} "
+            f"--detector {self.detector} --backbone {self.backbone} --name {self.name}"
+        )
+
     def save(self, folder: Path) -> None:
         """Write `config.yaml` into a run's folder."""
         text = yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
@@ -95,10 +103,9 @@ def begin(folder: Path, config: RunConfig, vocabulary: Vocabulary, *, force: boo
     Raises MismatchError where it is another, unless `force` clears the folder, or nothing has been
     trained in it yet.
     """
-    trained = any(checkpoint_path(folder, name).exists() for name in ("last", "best"))
     if force:
         _clear(folder)
-    elif trained and (folder / CONFIG).exists():
+    elif has_trained(folder):
         there = RunConfig.load(folder).binding()
         checkpoints.require_same(config.binding(), there, where=f"run '{config.name}'")
         return
@@ -107,6 +114,12 @@ def begin(folder: Path, config: RunConfig, vocabulary: Vocabulary, *, force: boo
     (folder / "checkpoints").mkdir()
     vocabulary.save(folder / VOCABULARY)
     config.save(folder)
+
+
+def has_trained(folder: Path) -> bool:
+    """Return whether a run's folder holds weights, and what they were trained for."""
+    there = any(checkpoint_path(folder, name).exists() for name in ("last", "best"))
+    return there and (folder / CONFIG).exists()
 
 
 def _clear(folder: Path) -> None:
@@ -151,7 +164,7 @@ def load_run(folder: Path, device: str = "auto", *, checkpoint: str = "best") ->
             mend="Go on with it: give its `prep train` command again.",
         )
     model = build_model(config, vocabulary)
-    again = f"Train anew: `prep train --name {config.name} --force`, with its model."
+    again = f"Train anew: `{config.command} --force`."
     saved = checkpoints.load(path, expected=config.binding(), mend=again)
     checkpoints.take_weights(model, saved, where=path, mend=again)
     chosen = choose_device(device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -129,11 +130,10 @@ def test_building_reads_no_weights(monkeypatch):
     assert captioner(pretrained="gpt2").pretrained == "gpt2"
 
 
-def test_a_vocabulary_that_lacks_its_tokens_is_refused(pretrained):
-    model = captioner(pretrained=pretrained, vocabulary_size=WORDS - 1, pad=0, bos=1, eos=2)
-    with pytest.raises(InputError, match="prep vocab --bpe gpt2") as error:
+def test_a_vocabulary_of_other_tokens_is_refused(pretrained):
+    model = captioner(pretrained=pretrained, pad=13, bos=14, eos=15)
+    with pytest.raises(InputError, match="has 14 tokens, and the vocabulary is of 13 others"):
         model.warm_start()
-    assert "knows 14 tokens, and the vocabulary has 13" in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -163,6 +163,20 @@ def test_variants_of_gpt2_are_refused(tmp_path, changes):
     theirs(**changes).save_pretrained(tmp_path)
     with pytest.raises(InputError, match="a variant of GPT-2 that computes something else"):
         captioner(pretrained=str(tmp_path)).warm_start()
+
+
+def test_torn_weights_are_told(pretrained):
+    file = Path(pretrained) / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:200])
+    with pytest.raises(MissingError, match="cannot be had"):
+        captioner(pretrained=pretrained).warm_start()
+
+
+def test_a_vocabulary_of_words_is_refused_however_large(pretrained):
+    model = captioner(pretrained=pretrained, vocabulary_size=99, pad=0, bos=1, eos=2)
+    with pytest.raises(InputError, match="its own tokens, and the vocabulary is of words") as error:
+        model.warm_start()
+    assert f"prep vocab --bpe {pretrained}" in str(error.value)
 
 
 def test_weights_that_cannot_be_had_say_how_to_get_them(tmp_path):

@@ -64,3 +64,17 @@ def test_a_start_that_fails_does_not_block_the_name(
         fit(workspace, max_steps=2)
     folder = fit(workspace, max_steps=2, seed=5)
     assert load_run(folder, "cpu").config.seed == 5
+
+
+def test_a_finished_run_is_not_cleared_for_a_model_that_cannot_start(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+):
+    def missing(self) -> None:
+        raise MissingError("the pretrained weights cannot be had")
+
+    folder = fit(workspace, max_steps=2)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    monkeypatch.setattr(CAPTIONERS["transformer"], "warm_start", missing)
+    with pytest.raises(MissingError, match="cannot be had"):
+        fit(workspace, max_steps=2, force=True)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
