@@ -25,7 +25,7 @@ from regionprep.models.connections import Memory
 Choice = str | Mapping[str, Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Sizes:
     """What all layers of both stacks share; `layers` counts the encoder's."""
 
@@ -140,7 +140,9 @@ class Encoder(nn.Module):
     def forward(self, regions: Regions) -> Memory:
         """Return what each layer makes of the regions."""
         layout = Layout(regions.boxes, regions.sizes, regions.grid)
-        hidden = self.project(regions.features.to(next(self.parameters()).dtype))
+        # Padding may hold anything, and 0 times what is not a number is none either.
+        features = regions.features.masked_fill(~regions.mask.unsqueeze(-1), 0)
+        hidden = self.project(features.to(next(self.parameters()).dtype))
         if self.geometry == "absolute":
             boxes = boxes_of(layout, regions.mask, owner="geometry 'absolute'")
             where = absolute_geometry(boxes, layout.sizes, width=hidden.shape[-1])

@@ -118,7 +118,13 @@ class GPT2(Captioner[Memory, TransformerState]):
             )
         self.heads, self.pretrained = heads, pretrained
         sizes = Sizes(
-            width, heads, feed_forward, dropout, norm == "first", shape.grid, encoder_layers
+            width=width,
+            heads=heads,
+            feed_forward=feed_forward,
+            dropout=dropout,
+            norm_first=norm == "first",
+            grid=shape.grid,
+            layers=encoder_layers,
         )
         self.encoder = Encoder(sizes, feature_width=shape.feature_width, attention=attention)
         between = dataclasses.replace(sizes, norm_first=True)

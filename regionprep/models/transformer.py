@@ -121,12 +121,12 @@ class Transformer(Captioner[Memory, TransformerState]):
         own = attention if decoder_attention is None else decoder_attention
         cross = attention if cross_attention is None else cross_attention
         sizes = Sizes(
-            width,
-            heads,
-            feed_forward,
-            dropout,
-            norm == "first",
-            shape.grid,
+            width=width,
+            heads=heads,
+            feed_forward=feed_forward,
+            dropout=dropout,
+            norm_first=norm == "first",
+            grid=shape.grid,
             layers=encoder_layers,
             activation=feed_forward_activation,
         )

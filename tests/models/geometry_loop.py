@@ -49,7 +49,8 @@ def normalised(heads, real: Tensor, kind: str, norm=None) -> dict[tuple[int, int
             variance = sum((x - mean) ** 2 for x in group) / len(group)
             number = (head[c] - mean) / torch.sqrt(variance + EPSILON)
             if norm is not None and norm.scale is not None:
-                number = number * norm.scale[0, h, 0, c] + norm.shift[0, h, 0, c]
+                channel = h * len(head) + c
+                number = number * norm.scale[channel] + norm.shift[channel]
             numbers.append(number)
         out[b, h, i] = torch.stack(numbers)
     return out

@@ -100,7 +100,7 @@ def test_logits_have_a_row_for_each_token(name):
 @independent
 def test_masked_regions_are_ignored(name):
     model, batch, tokens = build(name).eval(), images(name, [4, 2, 0]), captions(3, 2, 5)
-    noise = torch.where(batch.mask[..., None], batch.features, torch.tensor(99.0))
+    noise = torch.where(batch.mask[..., None], batch.features, torch.tensor(torch.nan))
     noisy = dataclasses.replace(batch, features=noise)
     same(model(noisy, tokens), model(batch, tokens))
 

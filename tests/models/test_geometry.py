@@ -255,3 +255,17 @@ def test_parameters_are_as_counted(name, bias, millions):
         model = models.build("transformer", **{**arguments, **on})
     count = sum(weight.numel() for weight in model.parameters())
     assert count / 1e6 == pytest.approx(millions, abs=0.01)
+
+
+@pytest.mark.parametrize(("kind", "scales"), [("gsa", True), ("relation", False)])
+def test_a_mechanism_sees_where_boxes_lie_to_each_other_alone(kind, scales):
+    """Moved together they are the same; scaled together too, but for the pixel of `relation`."""
+    module = attentions.build(kind, width=16, heads=4).double().eval()
+    x, corner = torch.randn(2, 5, 16).double(), torch.rand(2, 5, 2).double() * 200
+    boxes = torch.cat([corner, corner + 40 + torch.rand(2, 5, 2).double() * 100], -1)
+    sizes = torch.full((2, 2), 640.0).double()
+    here, moved, twice = (
+        module(x, x, x, layout=Layout(where, sizes)) for where in (boxes, boxes + 17, boxes * 2)
+    )
+    torch.testing.assert_close(moved, here)
+    assert torch.allclose(twice, here) is scales

@@ -13,6 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from regionprep import models
 from regionprep.errors import InputError, MissingError
 from regionprep.models.connections import Connection
+from regionprep.models.gpt2 import attend
 
 WORDS, MARKS = 14, 3
 SPECIAL = {"pad": 14, "bos": 15, "eos": 16}
@@ -225,3 +226,25 @@ def test_the_encoder_normalises_last_unless_told(norm, is_normalised):
     memory = captioner(norm=norm).encode(regions([3, 4]))
     means = [layer.mean(-1).abs().max() < 1e-5 for layer in memory.layers]
     assert [bool(mean) for mean in means] == is_normalised
+
+
+def test_what_looks_at_the_image_stands_between_attention_and_mlp():
+    """Figure 3, block by block, with GPT-2's own modules."""
+    model = captioner(connection={"name": "srau", "tau": 0.2}).eval()
+    batch, tokens = regions([3, 2]), captions(2, 1, 5)[:, 0]
+    memory, words = model.encode(batch), tokens != SPECIAL["pad"]
+    x = model.decoder.wte(tokens) + model.decoder.wpe.weight[: tokens.shape[1]]
+    for block, connection in zip(model.decoder.h, model.connections, strict=True):
+        h = x + attend(block.attn, block.ln_1(x), heads=4, words=words)
+        a = connection(h, memory, words=words)
+        x = a + block.mlp(block.ln_2(a))
+    expected = model.decoder.ln_f(x) @ model.decoder.wte.weight.T
+    torch.testing.assert_close(model(batch, tokens[:, None])[:, 0], expected)
+
+
+def test_gpt2_small_has_as_many_parameters_as_it_is_known_for():
+    with torch.device("meta"):
+        model = models.build(
+            "gpt2", feature_width=6, vocabulary_size=50257, max_length=20, **SPECIAL
+        )
+    assert sum(weight.numel() for weight in model.decoder.parameters()) == 124_439_808

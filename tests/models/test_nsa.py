@@ -6,7 +6,7 @@ import geometry_loop as loop
 import pytest
 import torch
 from comparing import assert_same, random
-from samples import SPECIAL
+from samples import SPECIAL, tiny
 from torch import nn
 
 from regionprep import manifests, models
@@ -157,3 +157,11 @@ def test_parameters_are_as_printed(name, layers, millions):
         model = models.build("transformer", **{**manifest.arguments, **on, **sizes})
     count = sum(weight.numel() for weight in model.parameters())
     assert count / 1e6 == pytest.approx(millions, abs=0.01)
+
+
+def test_an_affine_norm_starts_as_none_in_a_model():
+    """A model draws its matrices, and these are none."""
+    attention = {"name": "nsa", "affine": True}
+    model = tiny(attention=attention, decoder_attention="dot", cross_attention="dot")
+    norm = model.encoder.layers[0].attention.query_norm
+    assert (norm.scale == 1).all() and (norm.shift == 0).all()

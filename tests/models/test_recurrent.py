@@ -10,7 +10,7 @@ from samples import GRID, SPECIAL, captions, feature_maps, regions
 
 from regionprep import models
 from regionprep.errors import InputError
-from regionprep.models import Regions
+from regionprep.models import Regions, show_attend_tell
 from regionprep.models.recurrent import AdditiveAttention, RecurrentState
 from regionprep.models.show_attend_tell import half_and_half, learning_rule, sampled
 from regionprep.training.losses import cross_entropy
@@ -218,6 +218,29 @@ def test_hard_loss_is_the_learning_rule_with_its_weights_over_words():
         total = total - 0.3 * loop.entropy(reading.weights, len(words))
     slow = total / (targets != PAD).sum()
     torch.testing.assert_close(model.loss(batch, tokens, targets, in_double), slow)
+
+
+def test_hard_loss_has_the_gradient_of_its_rule_along_the_paths_it_drew(monkeypatch):
+    weights = {"reward_weight": 0.3, "entropy_weight": 0.2}
+    model = build("show_attend_tell", attention="hard", grid=(1, CELLS), **weights)
+    model.baseline.fill_(-1.7)
+    batch, tokens = as_double(regions([CELLS])), torch.tensor([[BOS, 4, 7]])
+    targets = torch.tensor([4, 7, EOS])
+
+    def path():
+        chosen = iter(torch.eye(CELLS, dtype=torch.float64)[[2, 0, 1]])
+        return lambda _: next(chosen)[None]
+
+    monkeypatch.setattr(show_attend_tell, "half_and_half", lambda *_: path())
+    words = model.embed(tokens)
+    read, glimpses, _ = model.look(words, model.start(model.encode(batch), 1), path())
+    log_p = model.predict(words, read).log_softmax(-1)[0, range(STEPS), targets].sum()[None]
+    real = torch.ones(1, STEPS, dtype=torch.bool)
+    added = learning_rule(log_p, glimpses, real, baseline=-1.7, **weights)
+    expected = gradient(model, -(log_p + added).sum() / STEPS)
+    got = gradient(model, model.loss(batch, tokens[None], targets[None, None], in_double))
+    for one, other in zip(got, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
 
 
 def test_reward_is_what_exceeds_the_baseline_and_carries_no_gradient():

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
 import torch
+import transformer_loop as loop
+from comparing import assert_same
 from samples import captions, regions, tiny
 
 from regionprep.models.attention import DotAttention, ZodiacAttention
@@ -104,3 +107,14 @@ def test_positions_are_the_papers():
 
 def test_positions_are_no_part_of_the_weights():
     assert "positions" not in tiny().state_dict()
+
+
+@pytest.mark.parametrize("norm", ["first", "last"])
+def test_it_is_the_paper_s_equations(norm):
+    model = tiny(encoder_layers=2, decoder_layers=2, norm=norm).double()
+    batch, tokens = regions([3, 1]), captions(2, 1, 4)
+    batch = dataclasses.replace(batch, features=batch.features.double().requires_grad_())
+    for image, count in enumerate([3, 1]):
+        said = [token for token in tokens[image, 0].tolist() if token]
+        slow = loop.logits(model, batch.features[image, :count], said)
+        assert_same(model, [batch.features], model(batch, tokens)[image, 0, : len(said)], slow)

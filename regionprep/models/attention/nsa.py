@@ -66,8 +66,9 @@ class Norm(nn.Module):
         super().__init__()
         self.kind = kind
         shape = (1, heads, 1, channels)
-        self.scale = nn.Parameter(torch.ones(shape)) if affine else None
-        self.shift = nn.Parameter(torch.zeros(shape)) if affine else None
+        # Flat, as those of other norms are: what has two dimensions is a matrix to draw.
+        self.scale = nn.Parameter(torch.ones(heads * channels)) if affine else None
+        self.shift = nn.Parameter(torch.zeros(heads * channels)) if affine else None
         self.running_mean: Tensor
         self.running_variance: Tensor
         if kind == "batch":
@@ -85,7 +86,11 @@ class Norm(nn.Module):
         else:
             normal = self._by_its_own(x, real)
         if self.scale is not None and self.shift is not None:
-            normal = normal * self.scale + self.shift
+            _, count, _, channels = x.shape
+            scale, shift = (
+                part.unflatten(0, (count, 1, channels)) for part in (self.scale, self.shift)
+            )
+            normal = normal * scale + shift
         return normal.to(heads.dtype)
 
     def _by_its_own(

@@ -18,6 +18,8 @@ Departures:
 - Ratios also have a ceiling, 1e3, and those of sizes a floor (see gsa.py): nothing that fits into
   an ordinary photograph comes near.
 - λ has w_m / w_n as released; the paper has its inverse. Sines are odd and W_G is learned.
+- With its pixel added to widths and heights λ changes a little when an image is scaled, and the
+  sines make that more; it does not change when boxes are moved together.
 - An early release adds the values to the heads before the output projection; that is not done here.
 """
 

@@ -38,8 +38,8 @@ class Gates:
 class Connection(nn.Module, ABC):
     """Brings the encoder's memory into the hidden states of a decoder's layer.
 
-    One that has gates keeps those of its latest call in `kept_gates`, without their gradients, if
-    `keep_gates` was set to True before: for plots, since they take room.
+    One that weighs image against language keeps both gates of its latest call in `kept_gates`,
+    without their gradients, if `keep_gates` was set to True before: for plots, as they take room.
     """
 
     keep_gates: bool = False
