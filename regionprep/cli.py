@@ -80,6 +80,9 @@ def splits(
     seed: Annotated[int | None, typer.Option(help="Draw the splits by this seed.")] = None,
     val: Annotated[int | None, typer.Option(min=0, help="Drawn validation images.")] = None,
     test: Annotated[int | None, typer.Option(min=0, help="Drawn test images.")] = None,
+    max_pixels: Annotated[
+        int | None, typer.Option(min=1, help="Refuse images of more pixels than that.")
+    ] = None,
     skip_unmatched: Annotated[
         bool, typer.Option(help="Leave out images without captions and captions without image.")
     ] = False,
@@ -94,6 +97,7 @@ def splits(
             seed=seed,
             val=val,
             test=test,
+            max_pixels=max_pixels,
             skip_unmatched=skip_unmatched,
         )
     )

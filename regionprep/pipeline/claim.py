@@ -28,14 +28,15 @@ def claimed(folder: Path) -> Iterator[None]:
     The operating system lets go of a dead process's lock by itself.
     """
     lock = FileLock(folder / LOCK, timeout=0)
-    try:
-        lock.acquire()
-    except Timeout as error:
-        raise BusyError(
-            f"is being worked on by {_holder(folder)}",
-            where=folder,
-            mend="Wait for it to end, or stop it.",
-        ) from error
+    with storage_guard(folder / LOCK, lambda: 4096):
+        try:
+            lock.acquire()
+        except Timeout as error:
+            raise BusyError(
+                f"is being worked on by {_holder(folder)}",
+                where=folder,
+                mend="Wait for it to end, or stop it.",
+            ) from error
     try:
         _write_holder(folder)
         yield

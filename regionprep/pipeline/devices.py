@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
 import torch
 
 from regionprep.errors import InputError
@@ -24,3 +27,16 @@ def choose_device(name: str) -> torch.device:
             mend="Use --device cpu, or install the torch that fits this machine's driver.",
         )
     return device
+
+
+@contextmanager
+def plain_float32() -> Iterator[None]:
+    """Compute in float32 alone meanwhile: no autocast, no TF32."""
+    before = torch.get_float32_matmul_precision()
+    with ExitStack() as stack:
+        stack.callback(torch.set_float32_matmul_precision, before)
+        torch.set_float32_matmul_precision("highest")
+        stack.enter_context(torch.backends.cudnn.flags(enabled=True, allow_tf32=False))
+        for kind in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        yield

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from regionprep.errors import MismatchError, StorageError
 from regionprep.pipeline.claim import claimed, terminable
+from regionprep.pipeline.crashes import forget_crashes, surviving_crashes
 from regionprep.pipeline.images import ImageFault
 from regionprep.pipeline.parts import Footer, Manifest, PartRecord, record, storage_guard
 from regionprep.pipeline.progress import progress_bar
@@ -110,6 +111,7 @@ def run_plan(
         parts = tuple(records[shard] for shard in range(plan.shard_count))
         if todo or not (folder / MANIFEST).exists():
             _seal(plan, folder, parts)
+        forget_crashes(folder)
     return Outcome(
         shards_made=len(todo),
         shards_kept=plan.shard_count - len(todo),
@@ -208,8 +210,9 @@ def _make(
     names = (image_id for shard in todo for image_id in plan.shard(shard))
     done = sum(part.rows for part in records.values())
     with (
+        surviving_crashes(folder, stage.read) as read,
         progress_bar(plan.stage, len(plan.image_ids), done, shown=progress) as advance,
-        _prefetched(stage.read, names, stage.batch_size + 2 * READERS) as reads,
+        _prefetched(read, names, stage.batch_size + 2 * READERS) as reads,
     ):
         for shard in todo:
             with PartWriter(folder, plan, shard, stage.schema) as writer:
@@ -279,15 +282,30 @@ def _rows(stage: Stage, reads: Iterator[Read]) -> Iterator[ImageRow]:
 
 def _batch(stage: Stage, waiting: list[Read]) -> Iterator[ImageRow]:
     items = [item for _, item in waiting if not isinstance(item, ImageFault)]
-    rows = stage(items) if items else []
-    if len(rows) != len(items):
-        raise ValueError(f"the stage returned {len(rows)} rows for {len(items)} images")
-    computed = iter(rows)
+    computed = iter(_computed(stage, items))
     for name, item in waiting:
         if isinstance(item, ImageFault):
             yield _failed(name, item, stage.schema)
         else:
-            yield _finite(next(computed), stage.schema)
+            yield next(computed)
+
+
+def _computed(stage: Stage, items: list[Any]) -> list[ImageRow]:
+    """Return the rows of a batch, computed twice where some were no numbers."""
+    rows = _once(stage, items) if items else []
+    if all(row.ok for row in rows):
+        return rows
+    from regionprep.pipeline.devices import plain_float32
+
+    with plain_float32():
+        return _once(stage, items)
+
+
+def _once(stage: Stage, items: list[Any]) -> list[ImageRow]:
+    rows = stage(items)
+    if len(rows) != len(items):
+        raise ValueError(f"the stage returned {len(rows)} rows for {len(items)} images")
+    return [_finite(row, stage.schema) for row in rows]
 
 
 def _failed(name: str, fault: ImageFault, columns: Columns) -> ImageRow:

@@ -70,6 +70,7 @@ STATUSES = {
     "truncated": "the file ends before the image does",
     "damaged": "the decoder fails on it",
     "changed": "another size than when its regions were found",
+    "crashed": "reading it kills the process",
 }
 
 Pixels = NDArray[np.uint8]
@@ -197,7 +198,8 @@ def _opened(path: Path, max_pixels: int) -> Iterator[tuple[Image.Image, int]]:
             if width * height > max_pixels:
                 raise ImageFault(
                     "too_large",
-                    f"{width} x {height} pixels, more than max_pixels = {max_pixels}",
+                    f"{width} x {height} pixels, more than max_pixels = {max_pixels}; "
+                    "`prep splits --max-pixels` raises it",
                     width=width,
                     height=height,
                 )

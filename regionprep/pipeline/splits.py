@@ -21,6 +21,8 @@ from regionprep.errors import InputError
 from regionprep.manifests import SplitRule
 from regionprep.pipeline import captions as caption_files
 from regionprep.pipeline.captions import Caption, Entry
+from regionprep.pipeline.claim import claimed, terminable
+from regionprep.pipeline.crashes import forget_crashes, surviving_crashes
 from regionprep.pipeline.images import SUFFIXES, Header, ImageFault, ImageReader
 from regionprep.pipeline.names import encode_path
 from regionprep.pipeline.tables import (
@@ -82,22 +84,35 @@ def make_splits(
     train: int | None = None,
     val: int | None = None,
     test: int | None = None,
+    max_pixels: int | None = None,
     skip_unmatched: bool = False,
 ) -> SplitsOutcome:
     """Write `images.parquet` and `captions.parquet`, and return what is in them.
 
     `restval` says whether Karpathy's restval joins train or is left out. `seed` and the sizes draw
-    the splits anew. What is given here becomes the workspace's choice. `skip_unmatched` leaves out
-    images without captions, captions without image, and says how many.
+    the splits anew. Images of more than `max_pixels` are not decoded. What is given here becomes
+    the workspace's choice. `skip_unmatched` leaves out images without captions, captions without
+    image, and says how many.
 
     Raises InputError for whatever is wrong with the images or captions; nothing is written then.
+    Raises BusyError while another process writes the tables or the vocabulary.
     """
+    workspace = _with_limit(workspace, max_pixels)
     draft = _Draft(_with_rule(workspace, restval, seed, train, val, test), skip_unmatched)
-    with collector_paused():
+    with claimed(workspace.root), terminable(), collector_paused():
         entries = draft.read()
         _check_ids(entries)
         headers = draft.probe(entries)
-        return draft.write(draft.split(draft.match(entries, headers)), headers)
+        outcome = draft.write(draft.split(draft.match(entries, headers)), headers)
+        forget_crashes(workspace.root)
+    return outcome
+
+
+def _with_limit(workspace: Workspace, max_pixels: int | None) -> Workspace:
+    if max_pixels is None:
+        return workspace
+    images = workspace.dataset.images.model_copy(update={"max_pixels": max_pixels})
+    return replace(workspace, dataset=workspace.dataset.model_copy(update={"images": images}))
 
 
 def _with_rule(
@@ -207,11 +222,14 @@ class _Draft:
 
         def look(entry: Entry) -> Header | ImageFault:
             try:
-                return reader.probe(encode_path(entry.path))
+                return probe(encode_path(entry.path))
             except ImageFault as fault:
                 return fault
 
-        with ThreadPoolExecutor(max_workers=8) as threads:
+        with (
+            surviving_crashes(self.workspace.root, reader.probe) as probe,
+            ThreadPoolExecutor(max_workers=8) as threads,
+        ):
             found = dict(
                 zip((entry.image_id for entry in entries), threads.map(look, entries), strict=True)
             )

@@ -29,6 +29,7 @@ from typing import Any, ClassVar
 
 from regionprep.errors import InputError, MismatchError, MissingError, PrepError, StorageError
 from regionprep.pipeline.bpe import Bpe, read_bpe
+from regionprep.pipeline.claim import claimed, terminable
 from regionprep.pipeline.documents import read_json
 from regionprep.pipeline.tables import (
     CaptionRecord,
@@ -391,8 +392,9 @@ def make_vocabulary(
 
     `bpe` names a tokenizer, on the Hugging Face hub or in a folder, whose pieces are counted
     instead of words. Without values the manifest's defaults are taken, but at least `BPE_LENGTH`
-    BPE tokens. Raises MissingError before `prep splits`, InputError when train has no captions or
-    no word that is frequent enough; see `read_bpe` for what tokenizers are refused.
+    BPE tokens. Raises MissingError before `prep splits`, BusyError while another process writes the
+    tables or the vocabulary, InputError when train has no captions or no word that is frequent
+    enough; see `read_bpe` for what tokenizers are refused.
     """
     if bpe is not None and min_count is not None:
         raise InputError(
@@ -400,25 +402,28 @@ def make_vocabulary(
             mend="Leave one of the two out.",
         )
     defaults = workspace.dataset.defaults
-    by_split = _captions_by_split(workspace)
-    dataset = dataset_fingerprint(workspace)
-    vocabulary: Vocabulary
-    if bpe is None:
-        vocabulary = count_words(
-            by_split.get("train", []),
-            min_count=defaults.min_count if min_count is None else min_count,
-            max_length=defaults.max_length if max_length is None else max_length,
-            dataset=dataset,
-        )
-    else:
-        vocabulary = count_pieces(
-            by_split.get("train", []),
-            read_bpe(bpe),
-            tokenizer=bpe,
-            max_length=(max(BPE_LENGTH, defaults.max_length) if max_length is None else max_length),
-            dataset=dataset,
-        )
-    changed = vocabulary.save(workspace.vocabulary)
+    with claimed(workspace.root), terminable():
+        by_split = _captions_by_split(workspace)
+        dataset = dataset_fingerprint(workspace)
+        vocabulary: Vocabulary
+        if bpe is None:
+            vocabulary = count_words(
+                by_split.get("train", []),
+                min_count=defaults.min_count if min_count is None else min_count,
+                max_length=defaults.max_length if max_length is None else max_length,
+                dataset=dataset,
+            )
+        else:
+            vocabulary = count_pieces(
+                by_split.get("train", []),
+                read_bpe(bpe),
+                tokenizer=bpe,
+                max_length=(
+                    max(BPE_LENGTH, defaults.max_length) if max_length is None else max_length
+                ),
+                dataset=dataset,
+            )
+        changed = vocabulary.save(workspace.vocabulary)
     coverage = {split: _cover(vocabulary, captions) for split, captions in by_split.items()}
     return VocabularyOutcome(vocabulary, coverage, changed)
 
