@@ -1,13 +1,15 @@
 """Hurt every command on purpose and hold what it makes after all: `python benchmarks/faults.py`.
 
-    python benchmarks/faults.py [--kills N] [--hurts N] [--images N] [--seed N] [--write]
+    python benchmarks/faults.py [--kills N] [--hurts N] [--times N] [--images N] [--files N]
+                                [--seed N] [--write]
 
 A workspace of the embedded scenes. Each command is killed (SIGKILL) at random moments until it has
 been killed `--kills` times, and given again each time; no torn file may be under a final name, and
 whenever it ends, every byte must be that of a run that nothing disturbed. Then one part at a time
 is cut at a random byte, or has a random bit flipped, `--hurts` times each: `verify` must name it,
-and the commands that it names must mend it. Then a disk that is too small, two at once, and images
-that kill the process. Every command runs in a fork of this process, so that a kill costs no import.
+and the commands that it names must mend it. Then a disk that is too small, two at once, images that
+kill the process, and a folder of many tiny files. Every command runs in a fork of this process, so
+that a kill costs no import.
 
 Prints a table and exits with 1 if anything did not hold; --write keeps the table in results/.
 """
@@ -28,9 +30,11 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
+from PIL import Image
 
 from regionprep import __version__
 from regionprep.errors import BusyError, PrepError, StorageError
@@ -146,7 +150,7 @@ class Drill:
         longest = seconds(lambda: command.work(workspace))
         workspace = self.copy(command)
         while row.times < kills:
-            code = killed_after(self.rng.uniform(0, longest), lambda: command.work(workspace))
+            code = killed_after(self.rng.uniform(0, longest), partial(command.work, workspace))
             if code == 0:
                 row.hold(self.same(command, workspace), "other bytes than undisturbed")
                 workspace = self.copy(command)
@@ -202,7 +206,7 @@ class Drill:
         needed = size(command.folder(self.whole))
         kept = size(self.copy(command).root)
         for share in (0.1, 0.3, 0.5, 0.7, 0.9):
-            space = f"size={kept + 2**16 + int(needed * share)}"
+            space = f"size={kept + int(needed * share)}"
             if not mounted(folder, space):
                 row.remark = "not done: mounting is not permitted here"
                 break
@@ -232,7 +236,7 @@ class Drill:
         row, refused = Row(command.name, "two at once"), 0
         for _ in range(times):
             workspace = self.copy(command)
-            children = [fork(lambda: command.work(workspace)) for _ in range(2)]
+            children = [fork(partial(command.work, workspace)) for _ in range(2)]
             codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
             row.times += 1
             # One that begins when the other has ended finds everything done, and ends well too.
@@ -258,7 +262,8 @@ class Drill:
 
             Photographs.__getitem__ = read  # type: ignore[assignment,method-assign]
             try:
-                runs = next(n for n in range(20) if in_a_fork(lambda: command.work(workspace)) == 0)
+                again = partial(in_a_fork, partial(command.work, workspace))
+                runs = next(number for number in range(20) if again() == 0)
             finally:
                 Photographs.__getitem__ = original  # type: ignore[method-assign]
             row.times += 1
@@ -266,6 +271,26 @@ class Drill:
             row.hold(crashed(command.folder(workspace)) == deadly, "other images than those")
             row.hold(not verify(command.folder(workspace)), "verify found faults")
         row.remark = f"3 of {len(names)} images; given again at most {most} times"
+        return row
+
+    def many(self, count: int) -> Row:
+        """Take a folder of tiny files and one of a tenth: time must grow with them, not faster."""
+        row, per_image = Row("splits, detect", f"{count:,} tiny files", 1), []
+        for number in (count // 10, count):
+            folder = self.root / f"{number}-files"
+            folder.mkdir()
+            for place in range(number):
+                Image.new("RGB", (2, 2)).save(folder / f"{place}.png", compress_level=0)
+            workspace = datasets.initialise(self.root / f"{number}-work", images=folder)
+
+            def work(workspace: Workspace = workspace) -> None:
+                make_splits(workspace)
+                run_detect(workspace, "whole", progress=False)
+
+            per_image.append(seconds(work) / number)
+        few, all_ = per_image
+        row.hold(all_ < 3 * few, "time grew faster than the images")
+        row.remark = f"{1 / all_:,.0f} images/s, of a tenth {1 / few:,.0f}"
         return row
 
 
@@ -337,14 +362,14 @@ def digests(folder: Path) -> dict[str, str]:
     return {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.iterdir())
-        if path.is_file() and path.name != ".lock" and not path.name.endswith(".tmp")
-        if not path.name.startswith((".lock.json", ".reading-"))
+        if path.is_file() and path.name != ".lock"
     }
 
 
 def size(folder: Path) -> int:
     """Return the bytes of all files below a folder, in whole pages."""
-    return sum(-(-path.stat().st_size // 4096) * 4096 + 4096 for path in folder.rglob("*"))
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return sum(-(-path.stat().st_size // 4096) * 4096 for path in files)
 
 
 def mounted(folder: Path, options: str) -> bool:
@@ -375,13 +400,15 @@ def report(options: argparse.Namespace) -> tuple[str, bool]:
         for command in COMMANDS[2:]:
             tell(drill.fill_disk(command))
             tell(drill.crash(command, options.times))
+        tell(drill.many(options.files))
     lines = [
         "# What was done to the commands, and what held",
         "",
         f"{options.images} scenes in shards of {SHARD}, regionprep {__version__}; made by "
         f"`python benchmarks/faults.py --kills {options.kills} --hurts {options.hurts} "
-        f"--images {options.images} --seed {options.seed} --write`. Held: after the same command "
-        "again every byte is that of an undisturbed run, and no torn file ever had a final name.",
+        f"--times {options.times} --images {options.images} --files {options.files} "
+        f"--seed {options.seed} --write`. Held: after the same command again every byte is that of "
+        "an undisturbed run, and no torn file ever had a final name.",
         "",
         "| command | fault | times | held | |",
         "| --- | --- | ---: | --- | --- |",
@@ -398,6 +425,7 @@ def main() -> None:
     parser.add_argument("--hurts", type=int, default=40, help="cuts, and flipped bits, a command")
     parser.add_argument("--times", type=int, default=5, help="everything else")
     parser.add_argument("--images", type=int, default=48)
+    parser.add_argument("--files", type=int, default=10_000, help="tiny files in one folder")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--write", action="store_true", help=f"write {RESULT.name}")
     options = parser.parse_args()

@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import random
+import signal
 import threading
 import time
 from pathlib import Path
@@ -97,6 +98,18 @@ def test_a_clock_that_jumps_changes_nothing(tmp_path, undisturbed, monkeypatch):
         os.utime(path, (moment, moment))
     assert run(folder).shards_made == 0
     (folder / part_name(1)).unlink()
+    assert run(folder).shards_made == 1
+    assert contents(folder) == undisturbed
+
+
+def test_a_part_of_a_newer_format_is_named_and_made_again(tmp_path, undisturbed):
+    folder = run(tmp_path / "folder").folder
+    path = folder / part_name(2)
+    now, newer = b'"schema_version": 1', b'"schema_version": 2'
+    data = path.read_bytes()
+    assert data.count(now) == 1
+    path.write_bytes(data.replace(now, newer))
+    assert [fault.path for fault in verify(folder)] == [path]
     assert run(folder).shards_made == 1
     assert contents(folder) == undisturbed
 
@@ -194,6 +207,18 @@ def test_of_two_splits_at_once_one_works(workspace, monkeypatch):
     assert outcomes[0].images == {"train": 3, "val": 2, "test": 1}
     assert Workspace.open(workspace.root).dataset.splits.seed == 1
     assert {row.split for row in read_images(workspace)} == {"train", "val", "test"}
+
+
+def test_splits_that_are_told_to_stop_leave_nothing_half_done(workspace, monkeypatch):
+    def stopped(*arguments):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(10)
+
+    before = {path: path.read_bytes() for path in workspace.root.glob("*.*")}
+    monkeypatch.setattr(splits_stage, "write_tables", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        make_splits(workspace)
+    assert {path: path.read_bytes() for path in workspace.root.glob("*.*")} == before
 
 
 def test_new_splits_beside_a_detection_hurt_neither(workspace, photographs, monkeypatch):
