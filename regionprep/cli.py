@@ -37,6 +37,19 @@ ShardSize = Annotated[int | None, typer.Option(min=1, help="Images a shard: 2048
 BatchSize = Annotated[int | None, typer.Option(min=1, help="Images or crops a forward pass.")]
 Force = Annotated[bool, typer.Option("--force", help="Start over where settings have changed.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit with 1 if any image failed.")]
+Workers = Annotated[
+    int | None, typer.Option(min=1, help="Share the work among N processes of this machine.")
+]
+Cluster = Annotated[
+    str | None, typer.Option(help="Share it on a Dask scheduler: tcp://HOST:PORT, or tls://.")
+]
+TlsCaFile = Annotated[Path | None, typer.Option(help="The authority's certificate, for tls://.")]
+TlsCert = Annotated[Path | None, typer.Option(help="Our certificate, for tls://.")]
+TlsKey = Annotated[Path | None, typer.Option(help="Our certificate's key, for tls://.")]
+Shards = Annotated[
+    str | None,
+    typer.Option(help="Make only these, in a batch system: 0-99/1000 of a plan of 1000 shards."),
+]
 Beam = Annotated[int, typer.Option(min=1, help="Beam size; 1 is greedy.")]
 RunName = Annotated[str | None, typer.Option("--run", help="A run's name; the newest by default.")]
 Split = Annotated[str, typer.Option(help="Which split.")]
@@ -141,11 +154,19 @@ def detect(
     shard_size: ShardSize = None,
     batch_size: BatchSize = None,
     device: On = "auto",
+    workers: Workers = None,
+    cluster: Cluster = None,
+    tls_ca_file: TlsCaFile = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    shards: Shards = None,
     force: Force = False,
     strict: Strict = False,
 ) -> None:
     """Find regions in every image."""
+    from regionprep.pipeline.cluster import Team
     from regionprep.pipeline.detect import run_detect
+    from regionprep.pipeline.share import Share
 
     outcome = run_detect(
         _workspace(),
@@ -159,6 +180,8 @@ def detect(
         shard_size=shard_size,
         batch_size=batch_size,
         device=device,
+        team=Team.chosen(workers, cluster, tls_ca_file, tls_cert, tls_key),
+        share=Share.chosen(shards),
         force=force,
     )
     print(outcome)
@@ -177,11 +200,19 @@ def extract(
     shard_size: ShardSize = None,
     batch_size: BatchSize = None,
     device: On = "auto",
+    workers: Workers = None,
+    cluster: Cluster = None,
+    tls_ca_file: TlsCaFile = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    shards: Shards = None,
     force: Force = False,
     strict: Strict = False,
 ) -> None:
     """Compute a feature vector for every region."""
+    from regionprep.pipeline.cluster import Team
     from regionprep.pipeline.extract import run_extract
+    from regionprep.pipeline.share import Share
 
     outcome = run_extract(
         _workspace(),
@@ -193,6 +224,8 @@ def extract(
         shard_size=shard_size,
         batch_size=batch_size,
         device=device,
+        team=Team.chosen(workers, cluster, tls_ca_file, tls_cert, tls_key),
+        share=Share.chosen(shards),
         force=force,
     )
     print(outcome)

@@ -39,6 +39,10 @@ class BusyError(PrepError):
     """Another process works on the same folder."""
 
 
+class ClusterError(PrepError):
+    """The Dask scheduler or its workers cannot be reached, or die."""
+
+
 class TrainingError(PrepError):
     """Training cannot go on: a loss that is not finite, a shard that went bad."""
 

@@ -1,4 +1,4 @@
-"""One writer a folder, which can be told to stop."""
+"""One writer a folder, or one a share of it; each can be told to stop."""
 
 from __future__ import annotations
 
@@ -19,41 +19,69 @@ from regionprep.pipeline.parts import storage_guard
 
 LOCK = ".lock"
 HOLDER = ".lock.json"
+SHARES = ".lock.shards-"
+
+SECONDS_TO_JOIN = 30.0
+"""How long a job waits for others that join a folder at the same moment."""
 
 
 @contextmanager
 def claimed(folder: Path) -> Iterator[None]:
-    """Hold a folder, or raise BusyError that names the process which holds it.
+    """Hold a folder, or raise BusyError that names the process which holds it or a share of it.
 
     The operating system lets go of a dead process's lock by itself.
     """
-    lock = FileLock(folder / LOCK, timeout=0)
-    with storage_guard(folder / LOCK, lambda: 4096):
+    with _held(folder, LOCK):
+        for path in folder.glob(f"{SHARES}*[!n]"):
+            with _held(folder, path.name):
+                # Nobody can take it anew: joining takes the folder's own lock.
+                path.unlink()
+        yield
+
+
+@contextmanager
+def share_claimed(folder: Path, share: str) -> Iterator[None]:
+    """Hold a share of a folder beside the holders of others, or raise BusyError."""
+    with _held(folder, SHARES + share.replace("/", "-of-")):
+        yield
+
+
+@contextmanager
+def joining(folder: Path) -> Iterator[None]:
+    """Hold a folder for a moment, when a share of it is held; BusyError if another has it all."""
+    with _held(folder, LOCK, wait=SECONDS_TO_JOIN):
+        yield
+
+
+@contextmanager
+def _held(folder: Path, name: str, wait: float = 0) -> Iterator[None]:
+    lock, holder = FileLock(folder / name, timeout=wait), folder / f"{name}.json"
+    with storage_guard(folder / name, lambda: 4096):
         try:
             lock.acquire()
         except Timeout as error:
             raise BusyError(
-                f"is being worked on by {_holder(folder)}",
+                f"is being worked on by {_holder(holder)}",
                 where=folder,
                 mend="Wait for it to end, or stop it.",
             ) from error
     try:
-        _write_holder(folder)
+        _write_holder(holder)
         yield
     finally:
-        (folder / HOLDER).unlink(missing_ok=True)
+        holder.unlink(missing_ok=True)
         lock.release()
 
 
-def _write_holder(folder: Path) -> None:
+def _write_holder(path: Path) -> None:
     holder = {"pid": os.getpid(), "host": socket.gethostname()}
-    with storage_guard(folder / HOLDER, lambda: 4096):
-        (folder / HOLDER).write_text(json.dumps(holder))
+    with storage_guard(path, lambda: 4096):
+        path.write_text(json.dumps(holder))
 
 
-def _holder(folder: Path) -> str:
+def _holder(path: Path) -> str:
     try:
-        holder = json.loads((folder / HOLDER).read_text())
+        holder = json.loads(path.read_text())
         return f"process {holder['pid']} on {holder['host']}"
     except (OSError, ValueError, KeyError, TypeError):
         return "another process"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,8 +21,12 @@ from regionprep.pipeline.executor import Outcome, run_plan
 from regionprep.pipeline.images import ImageReader
 from regionprep.pipeline.selection import Selected, Selection, select, strongest
 from regionprep.pipeline.shards import MANIFEST, Columns, ImageRow, Plan, shard_size_of
+from regionprep.pipeline.share import Share
 from regionprep.pipeline.tables import ImageRecord, read_images
 from regionprep.workspace import Workspace
+
+if TYPE_CHECKING:
+    from regionprep.pipeline.cluster import Team
 
 
 def run_detect(
@@ -36,6 +42,8 @@ def run_detect(
     shard_size: int | None = None,
     batch_size: int | None = None,
     device: str = "auto",
+    team: Team | None = None,
+    share: Share | None = None,
     force: bool = False,
     progress: bool = True,
 ) -> Outcome:
@@ -83,6 +91,9 @@ def run_detect(
         plan,
         folder,
         lambda: DetectStage(source, selection, Photographs(workspace, images), size),
+        elsewhere=partial(_stage_elsewhere, workspace, weights, boxes_file, device),
+        team=team,
+        share=share,
         force=force,
         progress=progress,
     )
@@ -162,6 +173,39 @@ class DetectStage:
         """Return the regions of the images."""
         names, images = zip(*items, strict=True)
         return detect_batch(images, self.detector, self.selection, names)
+
+
+def _stage_elsewhere(
+    workspace: Workspace,
+    weights: Path | None,
+    boxes_file: Path | None,
+    device: str,
+    settings: Mapping[str, Any],
+) -> DetectStage:
+    """Return the stage of a regions plan in a worker process, which may be on another host."""
+    manifest = DetectorManifest(name=settings["detector"], summary="", **settings["adapter"])
+    images = read_images(workspace)
+    source = detectors.load(manifest, Resources(weights, boxes_file, images, device))
+    seen = {**source.provenance, "images": images_fingerprint(workspace, images)}
+    require_planned(seen, settings, workspace)
+    selection = Selection(**settings["selection"])
+    photographs = Photographs(workspace, images)
+    return DetectStage(source, selection, photographs, settings["batch_size"])
+
+
+def require_planned(
+    seen: Mapping[str, Any], settings: Mapping[str, Any], workspace: Workspace
+) -> None:
+    """Raise MismatchError if a worker sees other images, weights or options than the plan has."""
+    # As a plan holds them: JSON knows no tuples.
+    seen = json.loads(json.dumps(seen))
+    differing = sorted(name for name in seen if seen[name] != settings.get(name))
+    if differing:
+        raise MismatchError(
+            f"on {platform.node()} these differ from the plan: {', '.join(differing)}",
+            where=workspace.root,
+            mend="Give every host the same workspace, weights and regionprep.",
+        )
 
 
 def images_fingerprint(workspace: Workspace, images: Sequence[ImageRecord]) -> str:

@@ -17,20 +17,24 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from regionprep.errors import MismatchError, StorageError
-from regionprep.pipeline.claim import claimed, terminable
+from regionprep.errors import InputError, MismatchError, StorageError
+from regionprep.pipeline.claim import claimed, joining, share_claimed, terminable
 from regionprep.pipeline.crashes import forget_crashes, surviving_crashes
 from regionprep.pipeline.images import ImageFault
 from regionprep.pipeline.parts import Footer, Manifest, PartRecord, record, storage_guard
 from regionprep.pipeline.progress import progress_bar
 from regionprep.pipeline.shards import MANIFEST, PLAN, Columns, ImageRow, Plan, part_name
+from regionprep.pipeline.share import Share
 from regionprep.pipeline.writer import PartWriter
 from regionprep.workspace import sync_folder
+
+if TYPE_CHECKING:
+    from regionprep.pipeline.cluster import Elsewhere, Team
 
 READERS = min(8, (os.cpu_count() or 1) + 2)
 
@@ -50,7 +54,11 @@ class Stage(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run did, and what its folder holds now. `seconds` is wall time."""
+    """What a run did, and what its folder holds now. `seconds` is wall time.
+
+    Of a share of the plan, all counts are the share's; `left` shards of the others are not there
+    yet, and the folder is not `sealed` by a manifest.
+    """
 
     shards_made: int
     shards_kept: int
@@ -59,6 +67,8 @@ class Outcome:
     statuses: Counter[str]
     seconds: float
     folder: Path
+    left: int = 0
+    sealed: bool = True
 
     @property
     def failed(self) -> int:
@@ -78,6 +88,16 @@ class Outcome:
         if faults:
             reasons = ", ".join(f"{number:,} {status}" for status, number in faults)
             lines.append(f"  {self.failed:,} images could not be used: {reasons}")
+        if self.left:
+            lines.append(
+                f"  {self.left:,} shards of the plan are left to other jobs; when all are there, "
+                "the same command without --shards finishes the folder"
+            )
+        elif not self.sealed:
+            lines.append(
+                "  all shards of the plan are there: the same command without --shards checks them "
+                "and finishes the folder"
+            )
         return "\n".join(lines)
 
 
@@ -86,52 +106,88 @@ def run_plan(
     folder: str | Path,
     stage: Callable[[], Stage],
     *,
+    elsewhere: Elsewhere | None = None,
+    team: Team | None = None,
+    share: Share | None = None,
     force: bool = False,
     progress: bool = True,
 ) -> Outcome:
     """Make every part of `plan` in `folder` that is not done, then the manifest.
 
     `stage` is called once, when the first part has to be made: a run with nothing to do loads no
-    model. `force` starts over. Raises BusyError while another process works on the folder,
-    MismatchError where the folder was made by another plan, StorageError for a full or failing
-    disk; on SIGTERM and Ctrl-C, KeyboardInterrupt after saying what is done.
+    model. With a `team`, `elsewhere` is called in its workers instead. With a `share`, only its
+    parts are made, beside other jobs with theirs, and no manifest. `force` starts over. Raises
+    BusyError while another process works on the folder, MismatchError where the folder was made by
+    another plan, StorageError for a full or failing disk; on SIGTERM and Ctrl-C, KeyboardInterrupt
+    after saying what is done.
     """
     started = time.monotonic()
     folder = Path(folder).absolute()
+    shards = range(plan.shard_count) if share is None else share.of(plan)
+    if share is not None and force:
+        raise InputError("--force starts the whole folder over: it does not go with --shards")
     with storage_guard(folder, lambda: 4096):
         folder.mkdir(parents=True, exist_ok=True)
-    with claimed(folder), terminable():
-        plan = _adopt(plan, folder, force=force)
-        records = _finished(plan, folder)
-        todo = [shard for shard in range(plan.shard_count) if shard not in records]
+    with claimed(folder) if share is None else share_claimed(folder, str(share)), terminable():
+        plan = _adopt(plan, folder, force=force) if share is None else _join(plan, folder)
+        records = _finished(plan, folder, shards)
+        todo = [shard for shard in shards if shard not in records]
         if todo:
             (folder / MANIFEST).unlink(missing_ok=True)
-            with _saying_what_is_done(plan, records):
-                _make(plan, folder, stage, todo, records, progress)
-        parts = tuple(records[shard] for shard in range(plan.shard_count))
-        if todo or not (folder / MANIFEST).exists():
+            with _saying_what_is_done(plan, shards, records):
+                if team is None:
+                    _make(plan, folder, stage, todo, records, progress)
+                else:
+                    assert elsewhere is not None, "a team needs a stage that travels"
+                    team.make(plan, folder, elsewhere, todo, records, progress)
+        parts = tuple(records[shard] for shard in shards)
+        if share is None and (todo or not (folder / MANIFEST).exists()):
             _seal(plan, folder, parts)
-        forget_crashes(folder)
+        if share is None:
+            forget_crashes(folder)
     return Outcome(
         shards_made=len(todo),
-        shards_kept=plan.shard_count - len(todo),
-        images=len(plan.image_ids),
+        shards_kept=len(shards) - len(todo),
+        images=sum(part.rows for part in parts),
         regions=sum(part.regions for part in parts),
         statuses=sum((Counter(part.statuses) for part in parts), Counter()),
         seconds=time.monotonic() - started,
         folder=folder,
+        left=_absent(plan, folder),
+        sealed=(folder / MANIFEST).exists(),
     )
 
 
+def make_part(
+    plan: Plan, folder: Path, stage: Stage, shard: int, *, beside: PartRecord | None = None
+) -> PartRecord:
+    """Return the record of a part, made alone as a run makes it among others.
+
+    Raises MismatchError if the columns of the part `beside` it are not the stage's.
+    """
+    records = {} if beside is None else {-1: beside}
+    _make(plan, folder, lambda: stage, [shard], records, progress=False)
+    return records[shard]
+
+
+def _absent(plan: Plan, folder: Path) -> int:
+    """Return how many parts have no file; which is cheap to know, and of commits enough."""
+    present = {path.name for path in folder.glob("part-*.parquet")}
+    return sum(part_name(shard) not in present for shard in range(plan.shard_count))
+
+
 @contextmanager
-def _saying_what_is_done(plan: Plan, records: dict[int, PartRecord]) -> Iterator[None]:
+def _saying_what_is_done(
+    plan: Plan, shards: range, records: dict[int, PartRecord]
+) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
         images = sum(part.rows for part in records.values())
+        wanted = sum(len(plan.shard(shard)) for shard in shards)
         print(
-            f"stopped: {len(records)} of {plan.shard_count} shards "
-            f"({images:,} of {len(plan.image_ids):,} images) are done and stay; "
+            f"stopped: {len(records)} of {len(shards)} shards "
+            f"({images:,} of {wanted:,} images) are done and stay; "
             "the same command goes on from there",
             file=sys.stderr,
             flush=True,
@@ -154,6 +210,18 @@ def _adopt(plan: Plan, folder: Path, *, force: bool) -> Plan:
     return plan
 
 
+def _join(plan: Plan, folder: Path) -> Plan:
+    """Return the folder's own plan if it is the same; the first of several jobs writes it."""
+    with joining(folder):
+        if not (folder / PLAN).exists():
+            with storage_guard(folder / PLAN, lambda: 64 * len(plan.image_ids)):
+                plan.write(folder)
+    present = Plan.read(folder)
+    assert present is not None, "a plan was written and is not there"
+    plan.require_same(present, folder)
+    return present
+
+
 def _clear(folder: Path) -> None:
     """Remove what a plan has made, the manifest first: what it vouches for is going away."""
     for path in (folder / MANIFEST, *folder.glob("part-*.parquet"), folder / PLAN):
@@ -161,11 +229,11 @@ def _clear(folder: Path) -> None:
     sync_folder(folder)
 
 
-def _finished(plan: Plan, folder: Path) -> dict[int, PartRecord]:
-    """Return the records of the parts that are done."""
+def _finished(plan: Plan, folder: Path, shards: range) -> dict[int, PartRecord]:
+    """Return the records of those parts that are done."""
     known = _recorded(plan, folder)
     finished: dict[int, PartRecord] = {}
-    for shard in range(plan.shard_count):
+    for shard in shards:
         path = folder / part_name(shard)
         footer = Footer.read(path)
         told = known.get(path.name)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ from regionprep.pipeline.detect import (
     noted,
     notes,
     rebuild,
+    require_planned,
     require_same_weights,
     versions,
 )
@@ -39,9 +41,13 @@ from regionprep.pipeline.shards import (
     Plan,
     shard_size_of,
 )
+from regionprep.pipeline.share import Share
 from regionprep.pipeline.store import FeatureStore
 from regionprep.pipeline.tables import read_images
 from regionprep.workspace import Workspace
+
+if TYPE_CHECKING:
+    from regionprep.pipeline.cluster import Team
 
 IMAGES = 32
 """Images that a stage works on together; how many crops share a forward pass is `batch_size`."""
@@ -61,6 +67,8 @@ def run_extract(
     shard_size: int | None = None,
     batch_size: int | None = None,
     device: str = "auto",
+    team: Team | None = None,
+    share: Share | None = None,
     force: bool = False,
     progress: bool = True,
 ) -> Outcome:
@@ -112,6 +120,15 @@ def run_extract(
         plan,
         folder,
         lambda: ExtractStage(source, Photographs(workspace, images), regions, dtype),
+        elsewhere=partial(
+            _stage_elsewhere,
+            workspace,
+            None if regions is None else regions.folder,
+            weights,
+            device,
+        ),
+        team=team,
+        share=share,
         force=force,
         progress=progress,
     )
@@ -178,6 +195,28 @@ class ExtractStage:
         if self.regions is None:
             return map_batch(images, names, self.backbone, self.dtype)
         return extract_batch(images, rows, self.backbone, self.dtype)
+
+
+def _stage_elsewhere(
+    workspace: Workspace,
+    folder: Path | None,
+    weights: Path | None,
+    device: str,
+    settings: Mapping[str, Any],
+) -> ExtractStage:
+    """Return the stage of a features plan in a worker process, which may be on another host."""
+    manifest = BackboneManifest(name=settings["backbone"], summary="", **settings["adapter"])
+    images = read_images(workspace)
+    regions = None if folder is None else FeatureStore(folder)
+    batch_size = settings["batch_size"]
+    source = _load(manifest, regions, weights=weights, device=device, batch_size=batch_size)
+    seen = {
+        **source.provenance,
+        "images": images_fingerprint(workspace, images),
+        "boxes": "" if regions is None else regions.fingerprint,
+    }
+    require_planned(seen, settings, workspace)
+    return ExtractStage(source, Photographs(workspace, images), regions, settings["dtype"])
 
 
 class FeaturePipeline:

@@ -27,8 +27,11 @@ class _Rate(ProgressColumn):
 
 
 @contextmanager
-def progress_bar(name: str, total: int, done: int, *, shown: bool) -> Iterator[Callable[[], None]]:
-    """Show images done, rate and time left on a terminal's stderr; nothing elsewhere."""
+def progress_bar(name: str, total: int, done: int, *, shown: bool) -> Iterator[Callable[..., None]]:
+    """Show images done, rate and time left on a terminal's stderr; nothing elsewhere.
+
+    Gives a function that counts one image more, or as many as it is told.
+    """
     console = Console(stderr=True)
     bar = Progress(
         TextColumn("{task.description}"),
@@ -41,4 +44,4 @@ def progress_bar(name: str, total: int, done: int, *, shown: bool) -> Iterator[C
     )
     with bar:
         task = bar.add_task(name, total=total, completed=done)
-        yield lambda: bar.advance(task)
+        yield lambda images=1: bar.advance(task, images)

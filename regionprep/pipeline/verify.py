@@ -15,7 +15,7 @@ from regionprep.pipeline.shards import MANIFEST, PLAN, Plan, command, part_name
 
 Kind = Literal["missing", "torn", "altered", "foreign", "surplus", "leftover", "unfinished"]
 
-_OWN = re.compile(rf"{PLAN}|{MANIFEST}|\.lock|\.lock\.json|\.crashed\.json|\.reading-.*")
+_OWN = re.compile(rf"{PLAN}|{MANIFEST}|\.lock(\..+)?|\.crashed\.json|\.reading-.*")
 
 
 @dataclass(frozen=True)
