@@ -127,7 +127,7 @@ class Team:
         with ExitStack() as stack:
             address: str | SpecCluster | None = self.cluster
             if self.workers is not None:
-                address = stack.enter_context(_local_cluster(min(self.workers, tasks)))
+                address = stack.enter_context(local_cluster(min(self.workers, tasks)))
             try:
                 client = stack.enter_context(
                     distributed.Client(
@@ -357,7 +357,7 @@ def _distributed() -> Any:  # noqa: ANN401 - a module
 
 
 @contextmanager
-def _local_cluster(workers: int) -> Iterator[SpecCluster]:
+def local_cluster(workers: int) -> Iterator[SpecCluster]:
     """Start a scheduler on the loopback and `workers` processes of one thread each."""
     distributed = _distributed()
     import dask
@@ -408,8 +408,11 @@ def _environments(workers: int) -> list[dict[str, str]]:
 
 def _gpus() -> list[str]:
     """Return the names of the GPUs that this process may use."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible == "":
+        return []
     import torch
 
     count = torch.cuda.device_count()
-    named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
-    return (named if any(named) else [str(number) for number in range(count)])[:count]
+    names = visible.split(",") if visible else map(str, range(count))
+    return [name.strip() for name in names][:count]

@@ -29,7 +29,7 @@ HERE = Path(__file__).parent
 @pytest.fixture(scope="module")
 def address():
     """Return the address of a scheduler with two workers, each a process."""
-    with cluster._local_cluster(2) as started:
+    with cluster.local_cluster(2) as started:
         yield started.scheduler_address
 
 
@@ -147,7 +147,7 @@ def test_a_shard_that_kills_every_worker_is_given_up_and_the_rest_is_made(
 ):
     with (
         dask.config.set({"distributed.scheduler.allowed-failures": 0}),
-        cluster._local_cluster(2) as started,
+        cluster.local_cluster(2) as started,
         pytest.raises(ClusterError, match="every worker that made shard 4 died"),
     ):
         run(tmp_path / "folder", notes, started.scheduler_address, at="image-0042", act=die)
@@ -202,11 +202,13 @@ def test_a_scheduler_that_is_lost_ends_the_run_and_another_goes_on(
     code = (
         "import sys, time; from regionprep.pipeline import cluster\n"
         "if __name__ == '__main__':\n"
-        "    with cluster._local_cluster(1) as started:\n"
+        "    with cluster.local_cluster(1) as started:\n"
         "        print(started.scheduler_address, flush=True); time.sleep(600)\n"
     )
     (tmp_path / "scheduler.py").write_text(code)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
+    # Without GPUs to look for, it imports no torch.
+    paths = os.pathsep.join([str(HERE), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": ""}
     process = subprocess.Popen(
         [sys.executable, tmp_path / "scheduler.py"],
         stdout=subprocess.PIPE,
@@ -281,10 +283,17 @@ def test_a_command_without_options_has_no_team():
 
 @pytest.mark.parametrize(
     ("visible", "count", "given"),
-    [("", 0, [None] * 3), ("", 2, ["0", "1", "0"]), ("5,7", 2, ["5", "7", "5"])],
+    [
+        (None, 0, [None] * 3),
+        ("", 2, [None] * 3),
+        (None, 2, ["0", "1", "0"]),
+        ("5,7", 2, ["5", "7", "5"]),
+    ],
 )
 def test_each_worker_has_a_gpu(monkeypatch, visible, count, given):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setattr("torch.cuda.device_count", lambda: count)
     environments = cluster._environments(3)
     assert [variables.get("CUDA_VISIBLE_DEVICES") for variables in environments] == given
