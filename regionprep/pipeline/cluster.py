@@ -251,7 +251,7 @@ class _Work:
             future = self._next()
             _, shard = self.running.pop(str(future.key))
             if future.status == "finished":
-                yield shard, future.result()
+                yield shard, self._record(future)
             else:
                 self._failed(shard, future)
             future.release()
@@ -260,6 +260,13 @@ class _Work:
             error = self.faults[min(self.faults)]
             error.add_note(f"shards that failed: {shards}; all others are done and stay")
             raise error
+
+    def _record(self, future: Future[Any]) -> PartRecord:
+        try:
+            part: PartRecord = future.result()
+        except OSError as error:
+            raise self._lost() from error
+        return part
 
     def _submit(self) -> bool:
         """Fill the window; tell whether anything is on its way."""
@@ -293,8 +300,9 @@ class _Work:
             try:
                 future = self.ended.get(timeout=1)
             except Empty:
-                lost = any(future.status == "lost" for future, _ in self.running.values())
-                if lost or self.client.status == "closed":
+                # Dask tells nobody who waits for a task that its scheduler is gone.
+                states = {future.status for future, _ in self.running.values()}
+                if self.client.status == "closed" or states - {"pending", "finished", "error"}:
                     raise self._lost() from None
             else:
                 if future.status not in ("finished", "error"):
