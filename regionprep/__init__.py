@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from regionprep.pipeline.joined import JoinedStore as JoinedStore
     from regionprep.pipeline.store import FeatureStore as FeatureStore
 
 __version__ = "0.1.0"
-__all__ = ["FeatureStore", "__version__"]
+__all__ = ["FeatureStore", "JoinedStore", "__version__"]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - any public name
@@ -17,4 +18,8 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 - any public name
         from regionprep.pipeline.store import FeatureStore
 
         return FeatureStore
+    if name == "JoinedStore":
+        from regionprep.pipeline.joined import JoinedStore
+
+        return JoinedStore
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -34,8 +34,16 @@ def test_a_reader_loads_no_torch() -> None:
     )
 
 
+def test_importing_the_package_takes_less_than_a_fifth_of_a_second() -> None:
+    code = (
+        "import time; begun = time.process_time(); import regionprep;"
+        "print(time.process_time() - begun)"
+    )
+    assert min(float(python(code)) for _ in range(3)) < 0.2
+
+
 def test_public_names_are_pinned() -> None:
     import regionprep
 
-    assert sorted(regionprep.__all__) == ["FeatureStore", "__version__"]
+    assert sorted(regionprep.__all__) == ["FeatureStore", "JoinedStore", "__version__"]
     assert all(getattr(regionprep, name) for name in regionprep.__all__)

@@ -6,22 +6,27 @@ failed; the values stay in the files, shared by all processes that read them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from regionprep.errors import InputError, MismatchError, MissingError, StorageError
+from regionprep.errors import InputError, MismatchError, MissingError, StorageError, unknown
 from regionprep.pipeline.decoded import decode_part
 from regionprep.pipeline.mapped import BOXES, CLASSES, SCORES, Leaf, features_leaf, map_values
-from regionprep.pipeline.parts import Footer, Manifest, PartRecord
+from regionprep.pipeline.parts import Footer, Manifest, PartRecord, record
 from regionprep.pipeline.shards import MANIFEST, PLAN, Columns, ImageRow, Plan, command
+
+if TYPE_CHECKING:
+    import torch
 
 _NUMBERS = ("width", "height", "grid_height", "grid_width")
 _SMALL = ["image_id", *_NUMBERS, "status", "error", "scores"]
@@ -49,8 +54,98 @@ class Batch:
     features: NDArray[Any] | None
     sizes: NDArray[np.float32]
 
+    def to_torch(
+        self, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
+    ) -> TorchBatch:
+        """Return the batch as tensors on `device`, the features as `dtype` if it is given.
 
-class FeatureStore:
+        On the CPU and without a `dtype` they share the arrays' memory.
+        """
+        import torch
+
+        arrays = (self.mask, self.boxes, self.scores, self.classes, self.sizes)
+        mask, boxes, scores, classes, sizes = (torch.from_numpy(a).to(device) for a in arrays)
+        features = None
+        if self.features is not None:
+            features = torch.from_numpy(self.features).to(device=device, dtype=dtype)
+        return TorchBatch(self.image_ids, mask, boxes, scores, classes, features, sizes)
+
+
+@dataclass(frozen=True, eq=False)
+class TorchBatch:
+    """A batch as tensors, named and shaped as in `Batch`."""
+
+    image_ids: tuple[str, ...]
+    mask: torch.Tensor
+    boxes: torch.Tensor
+    scores: torch.Tensor
+    classes: torch.Tensor
+    features: torch.Tensor | None
+    sizes: torch.Tensor
+
+    def to(self, device: torch.device | str) -> TorchBatch:
+        """Return the batch on another device; from pinned memory it does not wait."""
+        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pin_memory(self) -> TorchBatch:
+        """Return the batch in pinned memory, as `DataLoader(pin_memory=True)` asks for it."""
+        return self._each(lambda tensor: tensor.pin_memory())
+
+    def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> TorchBatch:
+        return TorchBatch(
+            self.image_ids,
+            change(self.mask),
+            change(self.boxes),
+            change(self.scores),
+            change(self.classes),
+            None if self.features is None else change(self.features),
+            change(self.sizes),
+        )
+
+
+class Rows(ABC):
+    """Rows by image id: what a folder's store and several joined ones have in common.
+
+    It is a map-style dataset whose keys are ids: `DataLoader(store, sampler=store.order(seed=1),
+    collate_fn=store.collate)`, with any number of workers, forked or spawned.
+    """
+
+    @abstractmethod
+    def __getitem__(self, image_id: str) -> ImageRow: ...
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[str]: ...
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @property
+    def ids(self) -> list[str]:
+        """Return the image ids in the order of the shards."""
+        return list(self)
+
+    def order(self, seed: int | None = None) -> list[str]:
+        """Return the image ids in the order of the shards, or shuffled by `seed`."""
+        ids = self.ids
+        if seed is None:
+            return ids
+        return [ids[place] for place in np.random.default_rng(seed).permutation(len(ids))]
+
+    def rows(self, seed: int | None = None) -> Iterator[ImageRow]:
+        """Iterate over all rows, in the order of the shards or shuffled by `seed`."""
+        return (self[image_id] for image_id in self.order(seed))
+
+    def get_batch(self, image_ids: Iterable[str]) -> Batch:
+        """Return a padded copy of the rows of `image_ids`, in their order."""
+        return pad_rows([self[image_id] for image_id in image_ids])
+
+    @staticmethod
+    def collate(rows: Sequence[ImageRow]) -> TorchBatch:
+        """Return rows as one padded batch of tensors: a DataLoader's `collate_fn`."""
+        return pad_rows(rows).to_torch()
+
+
+class FeatureStore(Rows):
     """The rows of a finished folder by image id: `store["42"].features` is a view of the file.
 
     Opening reads the plan and the manifest and compares every part's size with it; a part is mapped
@@ -66,8 +161,8 @@ class FeatureStore:
         self._index = {name: place for place, name in enumerate(self._plan.image_ids)}
         self._parts: list[_Part | None] = [None] * self._plan.shard_count
 
-    def __reduce__(self) -> tuple[type[FeatureStore], tuple[Path]]:
-        return FeatureStore, (self.folder,)
+    def __reduce__(self) -> tuple[Callable[..., FeatureStore], tuple[Any, ...]]:
+        return _reopened, (self.folder, self.ids if self._is_subset else None)
 
     def __repr__(self) -> str:
         return f"FeatureStore({str(self.folder)!r}, {len(self)} images)"
@@ -88,13 +183,8 @@ class FeatureStore:
         number, row = divmod(place, self._size)
         part = self._parts[number]
         if part is None:
-            part = self._parts[number] = _Part(self.folder, self._plan, self._manifest, number)
+            part = self._parts[number] = _open_part(self.folder, self._plan, self._manifest, number)
         return part.row(image_id, row)
-
-    @property
-    def ids(self) -> list[str]:
-        """Return the image ids in the order of the shards."""
-        return list(self._index)
 
     @property
     def fingerprint(self) -> str:
@@ -127,19 +217,52 @@ class FeatureStore:
     @property
     def statuses(self) -> dict[str, int]:
         """Return how many images have which status."""
-        totals: dict[str, int] = {}
-        for part in self._manifest.parts:
-            for status, count in part.statuses.items():
-                totals[status] = totals.get(status, 0) + count
-        return totals
+        if self._is_subset:
+            return dict(Counter(row.status for row in self.rows()))
+        return dict(sum((Counter(part.statuses) for part in self._manifest.parts), Counter()))
 
-    def rows(self) -> Iterator[ImageRow]:
-        """Iterate over all rows in the order of the shards."""
-        return (self[image_id] for image_id in self._index)
+    @property
+    def _is_subset(self) -> bool:
+        return len(self._index) < len(self._plan.image_ids)
 
-    def get_batch(self, image_ids: Iterable[str]) -> Batch:
-        """Return a padded copy of the rows of `image_ids`, in their order."""
-        return pad_rows([self[image_id] for image_id in image_ids])
+    def subset(self, image_ids: Iterable[str]) -> FeatureStore:
+        """Return the store of some images only, in the order of the shards.
+
+        It shares what this one has mapped. Raises KeyError for ids that are not here.
+        """
+        wanted = set(image_ids)
+        absent = sorted(wanted - self._index.keys())
+        if absent:
+            raise KeyError(_no_such(absent[0], self) + _and_more(len(absent) - 1))
+        chosen = object.__new__(FeatureStore)
+        chosen.__dict__ |= self.__dict__
+        chosen._index = {name: place for name, place in self._index.items() if name in wanted}
+        return chosen
+
+    def split(self, name: str) -> FeatureStore:
+        """Return the store of one split's images, by `images.parquet` of the folder's workspace.
+
+        Raises MissingError outside a workspace and for images of the split that are not here,
+        InputError for a split that there is not.
+        """
+        from regionprep.pipeline.tables import read_images
+        from regionprep.workspace import Workspace
+
+        workspace = Workspace.find(self.folder)
+        splits = {image.image_id: image.split for image in read_images(workspace)}
+        if name not in splits.values():
+            known = sorted(set(splits.values()))
+            raise InputError(unknown("split", name, known), where=workspace.images)
+        ids = [image_id for image_id, split in splits.items() if split == name]
+        absent = [image_id for image_id in ids if image_id not in self]
+        if absent:
+            raise MissingError(
+                f"{len(absent)} of the {len(ids)} images of {name} are not here: "
+                + ", ".join(absent[:5]),
+                where=self.folder,
+                mend=f"Make them: `{command(self._plan.stage, self.folder)} --force`.",
+            )
+        return self.subset(ids)
 
 
 def pad_rows(rows: Sequence[ImageRow]) -> Batch:
@@ -155,6 +278,25 @@ def pad_rows(rows: Sequence[ImageRow]) -> Batch:
         None if rows[0].features is None else _padded([row.features for row in rows]),
         np.array([(row.width, row.height) for row in rows], np.float32),
     )
+
+
+def read_part(path: Path) -> list[ImageRow]:
+    """Return the rows of one part, wherever it lies: what they hold is mapped.
+
+    Raises StorageError for what is no whole part.
+    """
+    footer = Footer.read(path)
+    if footer is None:
+        raise StorageError("is no whole part of a folder of regions or features", where=path)
+    with pq.ParquetFile(path, pre_buffer=False) as parquet:
+        ids = parquet.read(["image_id"], use_threads=False)["image_id"].to_pylist()
+    part = _Part(path, record(path, footer), footer.columns, tuple(ids))
+    return [part.row(image_id, row) for row, image_id in enumerate(ids)]
+
+
+def _reopened(folder: Path, image_ids: list[str] | None) -> FeatureStore:
+    store = FeatureStore(folder)
+    return store if image_ids is None else store.subset(image_ids)
 
 
 def _open(folder: Path) -> tuple[Plan, Manifest]:
@@ -204,15 +346,49 @@ def _mend(stage: str, folder: Path) -> str:
     return f"Make it, or go on where it stopped: `{command(stage, folder)}`."
 
 
-class _Part:
-    """A mapped part: numbers of every row, and a view of every row group's values."""
+def _open_part(folder: Path, plan: Plan, manifest: Manifest, number: int) -> _Part:
+    told = manifest.parts[number]
+    path = folder / told.file
+    try:
+        part = _Part(path, told, manifest.columns, plan.shard(number))
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise _damaged(path, plan, str(error)) from error
+    if part.footer is not None and not part.footer.is_of(plan, number):
+        raise _damaged(path, plan, "it is a part of another plan")
+    return part
 
-    def __init__(self, folder: Path, plan: Plan, manifest: Manifest, number: int) -> None:
-        path = folder / manifest.parts[number].file
-        try:
-            self._read(path, plan, manifest, number)
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise _damaged(path, plan, str(error)) from error
+
+class _Part:
+    """A mapped part: numbers of every row, and a view of every row group's values.
+
+    Raises ValueError, OSError or ArrowException for what is not as `told`.
+    """
+
+    def __init__(
+        self, path: Path, told: PartRecord, columns: Columns, image_ids: tuple[str, ...]
+    ) -> None:
+        # Closed at once, for the view outlives it: a thousand parts would need as many open files.
+        with pa.memory_map(str(path)) as file:
+            buffer = file.read_buffer()
+        if buffer.size != told.bytes:
+            raise ValueError(f"{buffer.size:,} bytes in place of {told.bytes:,}")
+        with pq.ParquetFile(pa.BufferReader(buffer), pre_buffer=False) as parquet:
+            table = parquet.read(_SMALL, use_threads=False)
+            metadata = parquet.metadata
+        if tuple(table["image_id"].to_pylist()) != image_ids:
+            raise ValueError("its image ids are not the plan's")
+        self.footer = Footer.parse(metadata, buffer.size)
+        lengths = _integers(table["scores"].combine_chunks().value_lengths()).astype(np.int64)
+        sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+        groups = _map(buffer, metadata, columns, lengths, sizes) if self.footer else None
+        self.mapped = groups is not None
+        if groups is None:
+            sizes = [len(lengths)]
+            groups = [_quadruple(decode_part(path, told.sha256, columns, lengths))]
+        self._groups = groups
+        self._rows = _packed(table, lengths, sizes)
+        reasons = zip(table["status"].to_pylist(), table["error"].to_pylist(), strict=True)
+        self._told = {row: pair for row, pair in enumerate(reasons) if pair != ("ok", "")}
 
     def row(self, image_id: str, row: int) -> ImageRow:
         numbers = _ROW.unpack_from(self._rows, row * _ROW.size)
@@ -232,33 +408,6 @@ class _Part:
             grid_height,
             grid_width,
         )
-
-    def _read(self, path: Path, plan: Plan, manifest: Manifest, number: int) -> None:
-        # Closed at once, for the view outlives it: a thousand parts would need as many open files.
-        with pa.memory_map(str(path)) as file:
-            buffer = file.read_buffer()
-        record = manifest.parts[number]
-        if buffer.size != record.bytes:
-            raise _damaged(path, plan, f"{buffer.size:,} bytes in place of {record.bytes:,}")
-        with pq.ParquetFile(pa.BufferReader(buffer), pre_buffer=False) as parquet:
-            table = parquet.read(_SMALL, use_threads=False)
-            metadata = parquet.metadata
-        if tuple(table["image_id"].to_pylist()) != plan.shard(number):
-            raise _damaged(path, plan, "its image ids are not the plan's")
-        footer = Footer.parse(metadata, buffer.size)
-        if footer is not None and not footer.is_of(plan, number):
-            raise _damaged(path, plan, "it is a part of another plan")
-        lengths = _integers(table["scores"].combine_chunks().value_lengths()).astype(np.int64)
-        sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
-        groups = _map(buffer, metadata, manifest.columns, lengths, sizes) if footer else None
-        self.mapped = groups is not None
-        if groups is None:
-            sizes = [len(lengths)]
-            groups = [_quadruple(decode_part(path, record.sha256, manifest.columns, lengths))]
-        self._groups = groups
-        self._rows = _packed(table, lengths, sizes)
-        told = zip(table["status"].to_pylist(), table["error"].to_pylist(), strict=True)
-        self._told = {row: pair for row, pair in enumerate(told) if pair != ("ok", "")}
 
 
 def _quadruple(values: Sequence[NDArray[Any]]) -> Quadruple:
@@ -313,6 +462,10 @@ def _damaged(path: Path, plan: Plan, what: str) -> StorageError:
 
 def _no_such(image_id: str, store: FeatureStore) -> str:
     return f"{store.folder} has no image {image_id!r} among its {len(store):,}"
+
+
+def _and_more(count: int) -> str:
+    return f", nor {count:,} more that were asked for" if count else ""
 
 
 def _mask(rows: Sequence[ImageRow]) -> NDArray[np.bool_]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from regionprep.pipeline.images import ImageFault
 from regionprep.pipeline.shards import Columns, ImageRow, Plan
+from regionprep.pipeline.store import FeatureStore
 
 BAD = "bad"
 COLUMNS = Columns(8, "float16")
@@ -86,3 +87,9 @@ def same_rows(first, second):
 def read_features(store, names, queue):
     """Put what a child process reads into a queue; here, where a spawned one imports little."""
     queue.put([np.array(store[name].features) for name in names])
+
+
+def collate_views(rows):
+    """Return rows as a loader's batch, and whether all values were views of the file."""
+    views = all(not (found.features.flags.owndata or found.boxes.flags.owndata) for found in rows)
+    return FeatureStore.collate(rows), views

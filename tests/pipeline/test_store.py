@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import duckdb
@@ -15,15 +16,28 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from dummy_stage import COLUMNS, DummyStage, contents, plan, read_features, row, same_rows
+import torch
+from dummy_stage import (
+    COLUMNS,
+    DummyStage,
+    collate_views,
+    contents,
+    plan,
+    read_features,
+    row,
+    same_rows,
+)
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
 from regionprep import FeatureStore
 from regionprep.errors import InputError, MismatchError, MissingError, StorageError
 from regionprep.pipeline.executor import run_plan
 from regionprep.pipeline.parts import Manifest, PartRecord
 from regionprep.pipeline.shards import MANIFEST, PLAN, Columns, ImageRow
+from regionprep.pipeline.store import read_part
+from regionprep.pipeline.tables import read_images, write_tables
 from regionprep.pipeline.verify import verify
 
 IDS = [f"image-{number:02d}" for number in range(24)] + ["image-bad"]
@@ -271,6 +285,110 @@ def test_reading_imports_neither_torch_nor_pandas(folder):
     command = [sys.executable, "-c", code, str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+# Orders, parts of a store, and batches for torch.
+
+
+def test_an_order_is_that_of_the_shards_or_of_a_seed(folder):
+    store = FeatureStore(folder)
+    assert store.order() == IDS
+    assert store.order(seed=1) == store.order(seed=1) != store.order(seed=2)
+    assert sorted(store.order(seed=1)) == IDS
+    assert [found.image_id for found in store.rows(seed=1)] == store.order(seed=1)
+
+
+def test_a_subset_keeps_the_order_of_the_shards_and_shares_what_is_mapped(folder):
+    store = FeatureStore(folder)
+    part = store.subset(["image-bad", "image-15", "image-03", "image-15"])
+    assert part.ids == ["image-03", "image-15", "image-bad"]
+    assert (len(part), len(store)) == (3, 25)
+    assert part.statuses == {"ok": 2, "truncated": 1}
+    assert "image-04" not in part
+    same_rows(part["image-15"], expected("image-15"))
+    assert store._parts is part._parts
+    with pytest.raises(KeyError, match=r"no image 'image-04' among its 3"):
+        part["image-04"]
+    with pytest.raises(KeyError, match=r"no image 'x' among its 25, nor 1 more"):
+        store.subset(["x", "y", "image-01"])
+
+
+def test_a_pickled_subset_stays_one(folder):
+    part = pickle.loads(pickle.dumps(FeatureStore(folder).subset(["image-07", "image-20"])))
+    assert part.ids == ["image-07", "image-20"]
+
+
+def test_a_split_is_that_of_the_workspace(workspace):
+    images = read_images(workspace)
+    rows = [replace(image, split="val" if image.image_id < "2" else "train") for image in images]
+    write_tables(workspace, rows, None)
+    folder = workspace.features("grid", "dummy")
+    run_plan(plan([image.image_id for image in images]), folder, DummyStage, progress=False)
+    store = FeatureStore(folder)
+    assert store.split("val").ids == ["0", "1"]
+    assert store.split("train").ids == ["2", "3", "4", "9-broken"]
+    with pytest.raises(InputError, match=r"unknown split 'trian'\. Did you mean 'train'"):
+        store.split("trian")
+    with pytest.raises(MissingError, match="1 of the 2 images of val are not here: 1"):
+        store.subset(["0", "2"]).split("val")
+
+
+def test_a_split_outside_a_workspace_is_refused(folder):
+    with pytest.raises(MissingError, match=r"no workspace\.yaml"):
+        FeatureStore(folder).split("train")
+
+
+def test_a_batch_of_tensors_is_the_batch(folder):
+    batch = FeatureStore(folder).get_batch(["image-05", "image-bad", "image-01"])
+    tensors = batch.to_torch()
+    assert tensors.image_ids == batch.image_ids
+    for name in ("mask", "boxes", "scores", "classes", "features", "sizes"):
+        array, tensor = getattr(batch, name), getattr(tensors, name)
+        assert tensor.data_ptr() == array.ctypes.data
+        np.testing.assert_array_equal(tensor.numpy(), array)
+    wide = batch.to_torch(dtype=torch.float32)
+    assert wide.features.dtype == wide.boxes.dtype == torch.float32
+    assert torch.equal(wide.to("cpu").features, wide.features)
+
+
+def test_a_batch_of_regions_has_no_tensor_of_features(tmp_path):
+    run_plan(plan(5), tmp_path, lambda: DummyStage(Columns()), progress=False)
+    tensors = FeatureStore(tmp_path).get_batch(["image-0001"]).to_torch().to("cpu")
+    assert tensors.features is None
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
+def test_workers_of_a_loader_read_the_mapped_file(folder, method):
+    store = FeatureStore(folder).subset(IDS[:20])
+    loader = DataLoader(
+        store,
+        batch_size=8,
+        sampler=store.order(seed=3),
+        collate_fn=collate_views,
+        num_workers=2,
+        multiprocessing_context=method,
+    )
+    found = []
+    for batch, are_views in loader:
+        assert are_views
+        found += batch.image_ids
+        wanted = store.get_batch(batch.image_ids)
+        np.testing.assert_array_equal(batch.features.numpy(), wanted.features)
+        np.testing.assert_array_equal(batch.mask.numpy(), wanted.mask)
+    assert found == store.order(seed=3)
+
+
+def test_a_part_alone_is_read_wherever_it_lies(folder, tmp_path):
+    path = tmp_path / "elsewhere.parquet"
+    path.write_bytes((folder / "part-00002.parquet").read_bytes())
+    rows = read_part(path)
+    assert [found.image_id for found in rows] == IDS[20:]
+    for found in rows:
+        same_rows(found, expected(found.image_id))
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(StorageError, match="no whole part"):
+        read_part(path)
 
 
 # What is not finished, or not whole.
