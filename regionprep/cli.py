@@ -343,6 +343,23 @@ def status() -> None:
 
 
 @app.command()
+def verify(
+    path: Annotated[
+        Path | None, typer.Argument(help="A folder of regions or features; none: the workspace.")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Compare footers and sizes only, no checksums.")
+    ] = False,
+) -> None:
+    """Find every damaged, missing, foreign or surplus part; exit with 1 if there is one."""
+    from regionprep.pipeline.verify import verify_path
+
+    report = verify_path(path or _workspace().root, quick=quick)
+    print(report)
+    _fail_if(report.faults)
+
+
+@app.command()
 def demo(
     folder: Annotated[Path, typer.Argument(help="Where to work.")] = Path("demo"),
     device: On = "auto",

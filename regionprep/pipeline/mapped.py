@@ -84,7 +84,7 @@ def _values_start(
     if not 4 <= start < end <= buffer.size:
         return None
     try:
-        header, length = _read_header(bytes(buffer[start : min(start + _HEADER_LIMIT, end)]))
+        header, length = read_header(bytes(buffer[start : min(start + _HEADER_LIMIT, end)]))
     except (IndexError, ValueError):
         return None
     page = start + length
@@ -129,7 +129,7 @@ def _has_type(declared: Any, dtype: str) -> bool:  # noqa: ANN401 - pyarrow has 
     return bool(declared.physical_type == {"<f4": "FLOAT", "<i4": "INT32"}[dtype])
 
 
-def _read_header(data: bytes) -> tuple[dict[int, Any], int]:
+def read_header(data: bytes) -> tuple[dict[int, Any], int]:
     """Return a page header's fields by number, and how many bytes it takes."""
     reader = Reader(data)
     fields = reader.struct()
