@@ -360,6 +360,21 @@ def verify(
 
 
 @app.command()
+def merge(
+    target: Annotated[Path, typer.Argument(help="The folder to make.")],
+    sources: Annotated[list[Path], typer.Argument(help="Finished folders of other images.")],
+    shard_size: Annotated[
+        int | None, typer.Option(min=1, help="Images a shard, if not as in the sources.")
+    ] = None,
+    force: Force = False,
+) -> None:
+    """Make one folder of several with other images and the same settings."""
+    from regionprep.pipeline.merge import merge as merge_folders
+
+    print(merge_folders(target, sources, shard_size=shard_size, force=force))
+
+
+@app.command()
 def demo(
     folder: Annotated[Path, typer.Argument(help="Where to work.")] = Path("demo"),
     device: On = "auto",

@@ -273,6 +273,17 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return content
 
 
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings as one level, their keys joined by dots."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[prefix + key] = value
+    return found
+
+
 def _required(name: str, type_: pa.DataType) -> pa.Field:
     return pa.field(name, type_, nullable=False)
 
@@ -318,8 +329,8 @@ def _some(names: Iterable[str], limit: int = 5) -> str:
 
 def _differences(old: Plan, new: Plan) -> list[str]:
     before, now = (
-        _flat({**old.settings, "stage": old.stage}),
-        _flat({**new.settings, "stage": new.stage}),
+        flat({**old.settings, "stage": old.stage}),
+        flat({**new.settings, "stage": new.stage}),
     )
     before["shard_size"], now["shard_size"] = old.shard_size, new.shard_size
     told = [
@@ -332,13 +343,3 @@ def _differences(old: Plan, new: Plan) -> list[str]:
     told += [f"{len(gone)} images are gone ({_some(gone)})"] if gone else []
     told += [f"{len(come)} images are new ({_some(come)})"] if come else []
     return told
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value
-    return flat

@@ -156,10 +156,10 @@ class FeatureStore(Rows):
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder).absolute()
-        self._plan, self._manifest = _open(self.folder)
-        self._size = self._plan.shard_size
-        self._index = {name: place for place, name in enumerate(self._plan.image_ids)}
-        self._parts: list[_Part | None] = [None] * self._plan.shard_count
+        self.plan, self.manifest = _open(self.folder)
+        self._size = self.plan.shard_size
+        self._index = {name: place for place, name in enumerate(self.plan.image_ids)}
+        self._parts: list[_Part | None] = [None] * self.plan.shard_count
 
     def __reduce__(self) -> tuple[Callable[..., FeatureStore], tuple[Any, ...]]:
         return _reopened, (self.folder, self.ids if self._is_subset else None)
@@ -183,34 +183,34 @@ class FeatureStore(Rows):
         number, row = divmod(place, self._size)
         part = self._parts[number]
         if part is None:
-            part = self._parts[number] = _open_part(self.folder, self._plan, self._manifest, number)
+            part = self._parts[number] = _open_part(self.folder, self.plan, self.manifest, number)
         return part.row(image_id, row)
 
     @property
     def fingerprint(self) -> str:
         """Return the plan's SHA-256: what was made from what, and how."""
-        return self._plan.fingerprint
+        return self.plan.fingerprint
 
     @property
     def metadata(self) -> dict[str, Any]:
         """Return the settings that the rows were made under, and their stage."""
-        return {"stage": self._plan.stage, **self._plan.settings}
+        return {"stage": self.plan.stage, **self.plan.settings}
 
     @property
     def feature_width(self) -> int | None:
         """Return how many values a region has; None for regions alone."""
-        return self._manifest.columns.feature_width
+        return self.manifest.columns.feature_width
 
     @property
     def dtype(self) -> np.dtype[Any] | None:
         """Return the features' type; None for regions alone."""
-        columns = self._manifest.columns
+        columns = self.manifest.columns
         return None if columns.feature_width is None else np.dtype(columns.dtype)
 
     @property
     def grid(self) -> tuple[int, int] | None:
         """Return the grid's height and width where all usable images have the same, else None."""
-        grids = {(high, wide) for part in self._manifest.parts for high, wide in part.grids}
+        grids = {(high, wide) for part in self.manifest.parts for high, wide in part.grids}
         only = grids.pop() if len(grids) == 1 else (0, 0)
         return only if only != (0, 0) else None
 
@@ -219,11 +219,11 @@ class FeatureStore(Rows):
         """Return how many images have which status."""
         if self._is_subset:
             return dict(Counter(row.status for row in self.rows()))
-        return dict(sum((Counter(part.statuses) for part in self._manifest.parts), Counter()))
+        return dict(sum((Counter(part.statuses) for part in self.manifest.parts), Counter()))
 
     @property
     def _is_subset(self) -> bool:
-        return len(self._index) < len(self._plan.image_ids)
+        return len(self._index) < len(self.plan.image_ids)
 
     def subset(self, image_ids: Iterable[str]) -> FeatureStore:
         """Return the store of some images only, in the order of the shards.
@@ -260,7 +260,7 @@ class FeatureStore(Rows):
                 f"{len(absent)} of the {len(ids)} images of {name} are not here: "
                 + ", ".join(absent[:5]),
                 where=self.folder,
-                mend=f"Make them: `{command(self._plan.stage, self.folder)} --force`.",
+                mend=f"Make them: `{command(self.plan.stage, self.folder)} --force`.",
             )
         return self.subset(ids)
 

@@ -42,7 +42,7 @@ def equals_the_store(folder):
     for found in printed_reader()[0](folder):
         wanted = store[found["image_id"]]
         read.append(found["image_id"])
-        for name in schema(store._manifest.columns).names:
+        for name in schema(store.manifest.columns).names:
             value = getattr(wanted, name)
             if isinstance(value, np.ndarray):
                 assert found[name].dtype == value.dtype

@@ -492,7 +492,7 @@ def test_a_part_of_another_plan_is_refused(folder, tmp_path):
     run_plan(plan(IDS, weights="sha256:2"), other, DummyStage, progress=False)
     path = folder / "part-00001.parquet"
     path.write_bytes((other / path.name).read_bytes())
-    assert path.stat().st_size == FeatureStore(folder)._manifest.parts[1].bytes
+    assert path.stat().st_size == FeatureStore(folder).manifest.parts[1].bytes
     with pytest.raises(StorageError, match="is damaged: it is a part of another plan"):
         FeatureStore(folder)["image-15"]
 
