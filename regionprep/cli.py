@@ -360,6 +360,18 @@ def verify(
 
 
 @app.command()
+def inspect(
+    path: Annotated[Path, typer.Argument(help="A folder of regions or features, or one part.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show what a folder holds: columns, counts, provenance, rows, histograms."""
+    from regionprep.pipeline.inspection import inspect_path
+
+    found = inspect_path(path)
+    print(found.as_json() if as_json else found)
+
+
+@app.command()
 def merge(
     target: Annotated[Path, typer.Argument(help="The folder to make.")],
     sources: Annotated[list[Path], typer.Argument(help="Finished folders of other images.")],
