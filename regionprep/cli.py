@@ -232,6 +232,74 @@ def extract(
     _fail_if(strict and outcome.failed)
 
 
+@app.command("import")
+def import_features(
+    format_name: Annotated[
+        str,
+        typer.Argument(
+            metavar="FORMAT", help="tsv, hdf5, numpy (also video), lmdb, tar or parquet."
+        ),
+    ],
+    paths: Annotated[list[Path], typer.Argument(help="Files or folders.")],
+    detector: Annotated[str, typer.Option(help="What to call the boxes here.")],
+    backbone: Annotated[str, typer.Option(help="What to call the features here.")],
+    ids: Annotated[
+        Literal["exact", "stem", "number"],
+        typer.Option(
+            help="A record belongs to the image of the same id, file name, or last number."
+        ),
+    ] = "exact",
+    skip_missing: Annotated[
+        bool, typer.Option("--skip-missing", help="Images without features become marked rows.")
+    ] = False,
+    dtype: Annotated[
+        Literal["float16", "float32"] | None,
+        typer.Option(help="How features are stored; as they are by default."),
+    ] = None,
+    grid: Annotated[bool, typer.Option("--grid", help="Of hdf5, ID_grids.")] = False,
+    column: Annotated[str | None, typer.Option(help="Of parquet, the vectors' column.")] = None,
+    id_column: Annotated[str | None, typer.Option(help="Of parquet, the ids' column.")] = None,
+    shard_size: ShardSize = 2048,
+    force: Force = False,
+    strict: Strict = False,
+) -> None:
+    """Bring in features that another project has made."""
+    from regionprep.pipeline.exchange import run_import
+
+    imported = run_import(
+        _workspace(),
+        format_name,
+        paths,
+        detector=detector,
+        backbone=backbone,
+        ids=ids,
+        skip_missing=skip_missing,
+        dtype=dtype,
+        grid=grid,
+        column=column,
+        id_column=id_column,
+        shard_size=shard_size,
+        force=force,
+    )
+    print(imported)
+    _fail_if(strict and imported.failed)
+
+
+@app.command("export")
+def export_features(
+    format_name: Annotated[
+        str, typer.Argument(metavar="FORMAT", help="tsv, tsv10, hdf5, numpy or lmdb.")
+    ],
+    target: Annotated[Path, typer.Argument(help="The file or folder to make.")],
+    detector: Detector = None,
+    backbone: Backbone = None,
+) -> None:
+    """Write features in another project's format."""
+    from regionprep.pipeline.exchange import run_export
+
+    print(run_export(_workspace(), format_name, target, detector=detector, backbone=backbone))
+
+
 @app.command()
 def train(
     model: Annotated[

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import platform
 from collections.abc import Mapping, Sequence
@@ -22,7 +21,7 @@ from regionprep.pipeline.images import ImageReader
 from regionprep.pipeline.selection import Selected, Selection, select, strongest
 from regionprep.pipeline.shards import MANIFEST, Columns, ImageRow, Plan, shard_size_of
 from regionprep.pipeline.share import Share
-from regionprep.pipeline.tables import ImageRecord, read_images
+from regionprep.pipeline.tables import ImageRecord, images_fingerprint, read_images
 from regionprep.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -206,14 +205,6 @@ def require_planned(
             where=workspace.root,
             mend="Give every host the same workspace, weights and regionprep.",
         )
-
-
-def images_fingerprint(workspace: Workspace, images: Sequence[ImageRecord]) -> str:
-    """Return the SHA-256 of which images there are; splits and captions have no part in it."""
-    source = workspace.dataset.images
-    rows = [(image.image_id, image.path, image.width, image.height) for image in images]
-    content = [source.kind, source.seed if source.kind == "scenes" else 0, rows]
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def versions(*libraries: str) -> dict[str, str]:

@@ -19,7 +19,6 @@ from regionprep.pipeline.backbones.backbone import BATCH_CROPS
 from regionprep.pipeline.detect import (
     Photographs,
     detect_batch,
-    images_fingerprint,
     noted,
     notes,
     rebuild,
@@ -43,7 +42,7 @@ from regionprep.pipeline.shards import (
 )
 from regionprep.pipeline.share import Share
 from regionprep.pipeline.store import FeatureStore
-from regionprep.pipeline.tables import read_images
+from regionprep.pipeline.tables import images_fingerprint, read_images
 from regionprep.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -226,9 +225,15 @@ class FeaturePipeline:
         """Rebuild both from the store's settings.
 
         Raises MismatchError where their weights are no longer the same, InputError for boxes that
-        came from a file.
+        came from a file and for features that were imported.
         """
         settings = store.metadata
+        if "source" in settings:
+            raise InputError(
+                "these features were imported, and nobody here knows what made them",
+                where=store.folder,
+                mend="Caption the images that they are of: `prep caption --split test`.",
+            )
         manifest = BackboneManifest(name=settings["backbone"], summary="", **settings["adapter"])
         self.dtype: DType = settings["dtype"]
         self.detector: Detector | None = None

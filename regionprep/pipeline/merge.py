@@ -164,8 +164,7 @@ def _of_workspace(
     told: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     """Return the settings that tell of the images, as a run in the target's workspace has them."""
-    from regionprep.pipeline.detect import images_fingerprint
-    from regionprep.pipeline.tables import read_images
+    from regionprep.pipeline.tables import images_fingerprint, read_images
 
     try:
         workspace = Workspace.find(target.parent)

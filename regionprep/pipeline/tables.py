@@ -123,6 +123,14 @@ def dataset_fingerprint(workspace: Workspace) -> str:
     return str(_footer(workspace.images, IMAGES)["fingerprint"])
 
 
+def images_fingerprint(workspace: Workspace, images: Sequence[ImageRecord]) -> str:
+    """Return the SHA-256 of which images there are; splits and captions have no part in it."""
+    source = workspace.dataset.images
+    rows = [(image.image_id, image.path, image.width, image.height) for image in images]
+    content = [source.kind, source.seed if source.kind == "scenes" else 0, rows]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
 @contextmanager
 def collector_paused() -> Iterator[None]:
     """Keep Python's collector of cycles from walking millions of rows over and over.
