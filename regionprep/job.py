@@ -61,6 +61,8 @@ def steps(workspace: Workspace, *, device: str = "auto") -> list[Step]:
             lambda: run_extract(workspace, detector, backbone, device=device),
         ),
     ]
+    if found[3].done and not found[2].done:
+        del found[2]  # a feature map, or imported vectors: there never were regions
     if not captioned:
         return [step for step in found if step.product != workspace.vocabulary]
     run = run_folder(workspace)

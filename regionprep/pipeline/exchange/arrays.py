@@ -75,11 +75,14 @@ class ArraySource(Generic[Locator]):
 def decode(blobs: Mapping[str, bytes]) -> Record:
     """Return the record of an image's blobs, each an npy or an npz."""
     values: dict[str, NDArray[Any]] = {}
+    left_out: list[str] = []
     for role, data in blobs.items():
         if data.startswith(npy_format.MAGIC_PREFIX):
             values[FIELDS[role]] = _npy(data)
         elif data.startswith(b"PK"):
-            values |= _npz(FIELDS[role], data)
+            found, others = _npz(FIELDS[role], data)
+            values |= found
+            left_out += others
         else:
             raise damaged("it is neither npy nor npz (what is pickled is never loaded)")
     if "features" not in values:
@@ -95,6 +98,7 @@ def decode(blobs: Mapping[str, bytes]) -> Record:
         classes=values.get("classes"),
         width=_number(values, "width"),
         height=_number(values, "height"),
+        left_out=tuple(left_out),
     )
 
 
@@ -149,17 +153,19 @@ def _npy(data: bytes) -> NDArray[Any]:
     return flat.reshape(shape, order="F" if by_columns else "C")
 
 
-def _npz(role: str, data: bytes) -> dict[str, NDArray[Any]]:
-    """Return the arrays of an npz that a record has a place for; of a single one, as `role`."""
+def _npz(role: str, data: bytes) -> tuple[dict[str, NDArray[Any]], list[str]]:
+    """Return the arrays that a record has a place for (one alone is `role`), and other names."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             names = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
             wanted = {FIELDS[name]: entry for name, entry in names.items() if name in FIELDS}
             if not wanted and len(names) == 1:
                 wanted = {role: next(iter(names.values()))}
-            return {field: _npy(_unpacked(archive, entry)) for field, entry in wanted.items()}
+            others = [name for name, entry in names.items() if entry not in wanted.values()]
+            unpacked = {field: _unpacked(archive, entry) for field, entry in wanted.items()}
     except (zipfile.BadZipFile, zlib.error, ValueError, EOFError, NotImplementedError) as error:
         raise damaged(f"its npz cannot be read: {error}") from None
+    return {field: _npy(array) for field, array in unpacked.items()}, others
 
 
 def _unpacked(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:

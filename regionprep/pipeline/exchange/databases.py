@@ -14,7 +14,7 @@ from regionprep.pipeline.shards import ImageRow
 
 LARGEST_DATABASE = 2**40
 """Bytes of address space, not of disk: the file grows as it is filled."""
-PENDING = 64
+PENDING = 16
 """Images that are written together."""
 
 Place = tuple[Any, bytes]

@@ -233,6 +233,8 @@ def _notes(first: Record, matches: Matches, stored: DType) -> list[str]:
         notes.append(f"boxes were {first.boxes.dtype} and are stored as float32")
     if first.features.dtype.itemsize > np.dtype(stored).itemsize:
         notes.append(f"features were {first.features.dtype} and are stored as {stored}")
+    if first.left_out:
+        notes.append(f"left out, for no column holds it: {', '.join(first.left_out)}")
     if not first.width:
         notes.append("image sizes are those of images.parquet: the source has none")
     return notes

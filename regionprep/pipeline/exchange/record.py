@@ -25,7 +25,8 @@ class Record:
 
     `features` (r, D) of any float type; `boxes` (r, 4) x1 y1 x2 y2 in pixels, `scores` (r,) and
     `classes` (r,), or None where the source has none. `width` and `height` are 0 where it does not
-    tell them; so is `grid` (height, width) where the regions are no grid.
+    tell them; so is `grid` (height, width) where the regions are no grid. `left_out` names what
+    else the source has, for which our tables have no column.
     """
 
     features: NDArray[Any]
@@ -35,6 +36,7 @@ class Record:
     width: int = 0
     height: int = 0
     grid: tuple[int, int] = (0, 0)
+    left_out: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         regions = len(self.features)

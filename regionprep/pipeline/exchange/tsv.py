@@ -48,12 +48,13 @@ class TsvSource:
         fields = os.pread(self._files[file], length, start).rstrip(b"\r\n").split(b"\t")
         if len(fields) == 6:
             _, width, height, count, boxes, features = fields
-            told = {}
+            told: dict[str, Any] = {}
         elif len(fields) == 10:
             _, height, width, classes, scores, _, _, count, boxes, features = fields
             told = {
                 "classes": _array("object ids", classes, np.int64),
                 "scores": _array("object scores", scores, np.float32),
+                "left_out": ("attributes",),
             }
         else:
             raise damaged(f"its line has {len(fields)} fields in place of 6 or 10")

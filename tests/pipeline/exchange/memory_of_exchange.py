@@ -1,7 +1,7 @@
 """Measure memory by the number of images: `python memory_of_exchange.py FOLDER`.
 
-Prints as JSON how many MB more an import or an export of each format takes, at its most, for 450
-images than for 50; the features are 30 MB larger. What is mapped from files does not count: the
+Prints as JSON how many MB more an import or an export of each format takes, at its most, for 500
+images than for 100; the features are 30 MB larger. What is mapped from files does not count: the
 system takes it back when it needs the room.
 """
 
@@ -26,7 +26,7 @@ from regionprep.pipeline.tables import ImageRecord, write_tables
 from regionprep.workspace import Workspace
 
 SHAPE = (36, 512)
-FEW, MANY = 50, 450
+FEW, MANY = 100, 500
 
 
 def now():

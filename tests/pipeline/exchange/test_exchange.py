@@ -20,7 +20,9 @@ import pytest
 from dummy_stage import DummyStage, contents, plan, same_rows
 from exchange_data import IDS, READERS, WIDTH, WRITERS, made, tsv_line, write_folders, write_tsv
 
+from regionprep import cli
 from regionprep.errors import InputError, MismatchError, MissingError, StorageError
+from regionprep.job import steps
 from regionprep.pipeline.exchange import FORMATS, record, run_export, run_import
 from regionprep.pipeline.exchange.databases import database_source
 from regionprep.pipeline.executor import run_plan
@@ -28,6 +30,7 @@ from regionprep.pipeline.extract import FeaturePipeline
 from regionprep.pipeline.shards import Columns
 from regionprep.pipeline.store import FeatureStore
 from regionprep.pipeline.verify import verify
+from regionprep.training.batches import pad_regions, require_own_boxes
 
 HERE = Path(__file__).parent
 
@@ -89,8 +92,9 @@ def test_a_six_field_file_has_the_confidence_of_its_regions_unknown(imported, tm
 
 
 def test_a_ten_field_file_keeps_classes_and_scores(imported, tmp_path):
-    store, _ = imported("tsv", write_tsv(tmp_path / "in.tsv", fields=10))
+    store, outcome = imported("tsv", write_tsv(tmp_path / "in.tsv", fields=10))
     same_as_made(store, fields=("features", "boxes", "scores", "classes"))
+    assert "left out, for no column holds it: attributes" in str(outcome)
 
 
 def test_the_detector_s_own_output_comes_in_and_goes_out(
@@ -129,7 +133,8 @@ def write_bottom_up_npz(folder):
 
 
 def test_an_npz_with_a_pickled_array_is_read_without_it(imported, tmp_path):
-    store, _ = imported("numpy", write_bottom_up_npz(tmp_path / "npz"))
+    store, outcome = imported("numpy", write_bottom_up_npz(tmp_path / "npz"))
+    assert "left out, for no column holds it: info" in str(outcome)
     same_as_made(store)
     assert (store["9"].width, store["9"].height) == (641, 480)
 
@@ -456,6 +461,40 @@ def test_an_import_again_does_nothing_and_another_source_is_refused(
     store, _ = imported("tsv", path, workspace=workspace, force=True)
     same_as_made(store, fields=("classes",))
     assert verify(workspace.regions("found")) == verify(store.folder) == []
+
+
+def test_training_takes_what_was_imported(imported, workspace_of, tmp_path):
+    workspace = workspace_of()
+    store, outcome = imported("tsv", write_tsv(tmp_path / "in.tsv"), workspace=workspace)
+    boxes = FeatureStore(outcome.regions.folder).fingerprint
+    assert require_own_boxes(workspace, store, "found") == boxes
+    regions = pad_regions([store["9"], store["785"]])
+    assert regions.mask.sum() == len(made("9")["boxes"])
+    assert [step.done for step in steps(workspace)] == [True] * 3
+
+
+def test_features_without_boxes_leave_no_stage_to_do(imported, workspace_of, tmp_path):
+    workspace = workspace_of()
+    path = write_parquet(tmp_path / "in.parquet")
+    store, _ = imported("parquet", path, workspace=workspace)
+    assert require_own_boxes(workspace, store, "found") == ""
+    commands = [step.command for step in steps(workspace) if not step.done]
+    assert commands == []
+
+
+def test_the_commands_import_and_export(workspace_of, tmp_path, capsys):
+    root = str(workspace_of().root)
+    line = ["-w", root, "import", "tsv", str(write_tsv(tmp_path / "in.tsv", IDS[:4]))]
+    line += ["--detector", "found", "--backbone", "theirs", "--skip-missing"]
+    for command, code in ((line, 0), ([*line, "--strict"], 1)):
+        with pytest.raises(SystemExit) as ended:
+            cli.app(command)
+        assert ended.value.code == code
+    assert "1 images could not be used: 1 missing" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        cli.app(["-w", root, "export", "hdf5", str(tmp_path / "out.hdf5")])
+    assert ended.value.code == 0
+    assert "4 images in" in capsys.readouterr().out
 
 
 def test_photographs_are_not_captioned_by_what_nobody_here_knows(imported, tmp_path):
