@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 import tarfile
+import tempfile
 import weakref
 from collections import Counter
 from pathlib import Path
@@ -19,11 +20,13 @@ import pyarrow.parquet as pq
 import pytest
 from dummy_stage import DummyStage, contents, plan, same_rows
 from exchange_data import IDS, READERS, WIDTH, WRITERS, made, tsv_line, write_folders, write_tsv
+from hypothesis import given
+from hypothesis import strategies as st
 
 from regionprep import cli
 from regionprep.errors import InputError, MismatchError, MissingError, StorageError
 from regionprep.job import steps
-from regionprep.pipeline.exchange import FORMATS, record, run_export, run_import
+from regionprep.pipeline.exchange import FORMATS, record, run_export, run_import, tsv
 from regionprep.pipeline.exchange.databases import database_source
 from regionprep.pipeline.executor import run_plan
 from regionprep.pipeline.extract import FeaturePipeline
@@ -313,6 +316,20 @@ def test_a_damaged_line_is_a_row_with_its_reason(said, imported, tmp_path):
     assert (store["9"].width, store["9"].height) == (320, 240)
     assert outcome.failed == 1
     same_as_made(store, ids=["139", "abc"])
+
+
+@given(content=st.binary(max_size=60), chunk=st.integers(1, 20))
+def test_lines_are_found_wherever_a_read_ends(content, chunk):
+    content = content.replace(b"a", b"\n").replace(b"b", b"\t")
+    with tempfile.TemporaryFile() as file, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(tsv, "CHUNK", chunk)
+        file.write(content)
+        file.flush()
+        found = list(tsv._lines(file.fileno()))
+    lines = content.removesuffix(b"\n").split(b"\n") if content else []
+    assert [content[start : start + length] for _, start, length in found] == lines
+    names = [line.split(b"\t")[0].decode(errors="backslashreplace").strip() for line in lines]
+    assert [name for name, _, _ in found] == names
 
 
 def test_a_field_of_megabytes_is_read(imported, tmp_path):
