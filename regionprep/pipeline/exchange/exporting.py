@@ -6,8 +6,10 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from regionprep.errors import InputError
-from regionprep.pipeline.exchange.formats import writable
+from regionprep.pipeline.exchange.formats import AS_FLOAT32, GRIDS, writable
 from regionprep.pipeline.parts import storage_guard
 from regionprep.pipeline.progress import progress_bar
 from regionprep.pipeline.store import FeatureStore
@@ -74,7 +76,10 @@ def run_export(
             sync_folder(target.parent)
         finally:
             _remove(temporary)
-    return Exported(target, written, len(store) - written, lost)
+    kept = {AS_FLOAT32} if store.dtype == np.float32 else set()
+    kept |= set() if store.metadata.get("grid") else {GRIDS}
+    told = tuple(what for what in lost if what not in kept)
+    return Exported(target, written, len(store) - written, told)
 
 
 def _remove(path: Path) -> None:

@@ -27,17 +27,15 @@ class Format:
     lost: tuple[str, ...] = ()
 
 
-_AS_FLOAT32 = "float16 features are written as float32, the same numbers"
-_GRIDS = "a grid becomes a list of its cells"
+AS_FLOAT32 = "float16 features are written as float32, the same numbers"
+GRIDS = "a grid becomes a list of its cells"
 
 FORMATS: dict[str, Format] = {
-    "tsv": Format(
-        TsvSource, TsvSink, lost=("scores and classes have no field", _AS_FLOAT32, _GRIDS)
-    ),
+    "tsv": Format(TsvSource, TsvSink, lost=("scores and classes have no field", AS_FLOAT32, GRIDS)),
     "tsv10": Format(
         TsvSource,
         partial(TsvSink, fields=10),
-        lost=("attributes are not known: -1", _AS_FLOAT32, _GRIDS),
+        lost=("attributes are not known: -1", AS_FLOAT32, GRIDS),
     ),
     "hdf5": Format(Hdf5Source, Hdf5Sink, options=("grid",)),
     "numpy": Format(folder_source, FolderSink),

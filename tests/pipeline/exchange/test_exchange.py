@@ -76,7 +76,9 @@ def test_our_features_go_out_and_come_in_as_they_were(
     stage = DummyStage(Columns(WIDTH, dtype))
     run_plan(plan(names), workspace.features("own", "rows"), lambda: stage, progress=False)
     before = FeatureStore(workspace.features("own", "rows"))
-    run_export(workspace, form, tmp_path / "out", progress=False)
+    told = str(run_export(workspace, form, tmp_path / "out", progress=False))
+    assert ("written as float32" in told) == (form.startswith("tsv") and dtype == "float16")
+    assert "grid" not in told
     after, _ = imported(form, tmp_path / "out", workspace=workspace)
     for name in names:
         one, two = before[name], after[name]
