@@ -98,8 +98,8 @@ def run_import(
         records = {image.image_id: image for image in images}
 
         def plan(stage: StageName, **settings: object) -> Plan:
-            settings = {**common, **settings}
-            return Plan.make(names, stage=stage, settings=settings, shard_size=shard_size or SHARD_SIZE)
+            settings, size = {**common, **settings}, shard_size or SHARD_SIZE
+            return Plan.make(names, stage=stage, settings=settings, shard_size=size)
 
         def run(made: Plan, folder: Path, columns: Columns) -> Outcome:
             lookup = Lookup(source, matches.of_image, records, columns, has_boxes=has_boxes)
