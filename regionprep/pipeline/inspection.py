@@ -97,7 +97,7 @@ class Inspection:
                 about += f", {row['status']}: {row['error']}"
             elif row["regions"]:
                 box = " ".join(f"{value:.0f}" for value in row["box"])
-                about += f", first {box} of class {row['class']} at {row['score']:.2f}"
+                about += f": {box} class {row['class']} at {row['score']:.2f}"
             lines.append(f"  {_fit(row['image_id'], 20):<20} {about}")
         return "\n".join(_fit(line, COLUMNS) for line in lines)
 
