@@ -203,8 +203,9 @@ def resolve(
 ) -> ModelManifest:
     """Return the manifest with a preset and the user's choices applied, and no presets left.
 
-    "base" is the manifest itself where it names no such preset. Raises ManifestError for an unknown
-    preset, or one whose values do not fit.
+    "base" is the manifest itself where it names no such preset. What the paper reports, and how
+    many parameters it counts, stays only where nothing is changed that bears on it. Raises
+    ManifestError for an unknown preset, or one whose values do not fit.
     """
     presets = {"base": Preset()} | manifest.presets
     if preset not in presets:
@@ -213,13 +214,15 @@ def resolve(
     recipe = manifest.training.model_dump(mode="json") | presets[preset].training
     recipe |= {key: value for key, value in chosen.items() if value is not None}
     where = f"model '{manifest.name}', preset '{preset}'"
-    return manifest.model_copy(
-        update={
-            "arguments": dict(manifest.arguments) | presets[preset].arguments,
-            "training": parse(TrainingRecipe, recipe, where=where),
-            "presets": {},
-        }
-    )
+    training = parse(TrainingRecipe, recipe, where=where)
+    arguments = dict(manifest.arguments) | presets[preset].arguments
+    update: dict[str, Any] = {"arguments": arguments, "training": training, "presets": {}}
+    # What the paper says of its own size and recipe is not said of another.
+    if arguments != manifest.arguments:
+        update["parameters"] = None
+    if arguments != manifest.arguments or training != manifest.training:
+        update |= {"scores": {}, "command": ""}
+    return manifest.model_copy(update=update)
 
 
 def checkpoint_path(folder: Path, name: str) -> Path:

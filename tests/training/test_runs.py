@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from made_up import BACKBONE, DETECTOR, manifest
 
 from regionprep.errors import ManifestError, MismatchError, MissingError, StorageError
-from regionprep.manifests import ModelManifest, Preset
+from regionprep.manifests import ModelManifest, ParameterCount, Preset
 from regionprep.pipeline.vocab import Vocabulary, WordVocabulary
 from regionprep.training import RunConfig, load_run, train
 from regionprep.training.runs import resolve
@@ -59,6 +60,23 @@ def test_a_preset_changes_arguments_and_recipe() -> None:
 def test_base_is_the_manifest_itself_and_the_user_comes_before_the_preset() -> None:
     assert resolve(with_presets(), "base").arguments == manifest().arguments
     assert resolve(with_presets(), "small", epochs=9).training.epochs == 9
+
+
+def test_what_a_paper_reports_stays_with_its_own_size_and_recipe() -> None:
+    told = {
+        "scores": {"bleu_4": 36.8},
+        "parameters": ParameterCount(count=7),
+        "command": "prep train --model tiny",
+    }
+    reported = with_presets().model_copy(update=told)
+
+    def kept(**changes: Any) -> set[str]:
+        resolved = resolve(reported, **{"preset": "base", **changes})
+        return {name for name, value in told.items() if getattr(resolved, name) == value}
+
+    assert kept() == told.keys()
+    assert kept(epochs=9) == {"parameters"}
+    assert kept(preset="small") == set()
 
 
 def test_an_unknown_preset_or_key_is_refused_with_the_nearest() -> None:
