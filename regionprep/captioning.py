@@ -37,24 +37,25 @@ class SplitCaptions:
 
 
 def find_run(workspace: Workspace, name: str | None) -> Path:
-    """Return the folder of run `name`, or of the only run.
+    """Return the folder of run `name`, or of the only one that is trained, or begun if none is.
 
     Raises MissingError when there is none, InputError when several could be meant.
     """
-    there = sorted(path.parent.name for path in workspace.root.glob("runs/*/config.yaml"))
-    if not there:
+    begun = sorted(workspace.begun_runs())
+    if not begun:
         raise MissingError(
             "no run yet", where=workspace.root / "runs", mend="Train one with `prep train`."
         )
-    if name is None and len(there) > 1:
+    if name is not None and name not in begun:
+        raise InputError(unknown("run", name, begun), where=workspace.root / "runs")
+    meant = [name] if name else sorted(set(workspace.trained_runs()) & set(begun)) or begun
+    if len(meant) > 1:
         raise InputError(
-            f"several runs: {', '.join(there)}",
+            f"several runs: {', '.join(meant)}",
             where=workspace.root / "runs",
             mend="Name one with --run.",
         )
-    if name is not None and name not in there:
-        raise InputError(unknown("run", name, there), where=workspace.root / "runs")
-    return workspace.run(name or there[0])
+    return workspace.run(meant[0])
 
 
 def result_file(run: Path, kind: str, split: str) -> Path:

@@ -51,7 +51,9 @@ Shards = Annotated[
     typer.Option(help="Make only these, in a batch system: 0-99/1000 of a plan of 1000 shards."),
 ]
 Beam = Annotated[int, typer.Option(min=1, help="Beam size; 1 is greedy.")]
-RunName = Annotated[str | None, typer.Option("--run", help="A run's name; the newest by default.")]
+RunName = Annotated[
+    str | None, typer.Option("--run", help="A run's name; not needed where only one is trained.")
+]
 Split = Annotated[str, typer.Option(help="Which split.")]
 
 

@@ -94,18 +94,50 @@ class Workspace:
         """Return the folder of a training run."""
         return self.root / "runs" / name
 
+    def detectors(self, file: str = "manifest.json") -> list[str]:
+        """Return the detectors with regions here, the newest first: finished, or with `file`."""
+        return [path.parent.name for path in self._newest(f"regions/*/{file}")]
+
+    def pairs(self, file: str = "manifest.json") -> list[tuple[str, str]]:
+        """Return detector and backbone of features here, the newest first: finished, or `file`."""
+        found = self._newest(f"features/*/*/{file}")
+        return [(path.parent.parent.name, path.parent.name) for path in found]
+
+    def trained_runs(self) -> list[str]:
+        """Return the names of the runs with a checkpoint, the newest first."""
+        found = self._newest("runs/*/checkpoints/*.safetensors")
+        return list(dict.fromkeys(path.parent.parent.name for path in found))
+
+    def begun_runs(self) -> list[str]:
+        """Return the names of all runs, trained or not yet, the newest first."""
+        return [path.parent.name for path in self._newest("runs/*/config.yaml")]
+
+    def _newest(self, pattern: str) -> list[Path]:
+        found = self.root.glob(pattern)
+        return sorted(found, key=lambda path: (path.stat().st_mtime_ns, path), reverse=True)
+
     def choose_detector(self, name: str | None) -> str:
-        """Return `name`, else the only detector with regions here, else the dataset's default."""
-        made = [path.parent.name for path in self.root.glob("regions/*/manifest.json")]
-        return name or _only(made) or self.dataset.defaults.detector
+        """Return `name`, else the only detector with regions here, else the dataset's default.
+
+        Raises InputError where there are several, and the default is none of them.
+        """
+        made, default = sorted(self.detectors()), self.dataset.defaults.detector
+        if name or not made or default in made:
+            return name or default
+        if len(made) > 1:
+            raise InputError(
+                f"regions of several detectors could be meant: {', '.join(made)}",
+                where=self.root / "regions",
+                mend=f"Name one with --detector, or '{default}', the dataset's default.",
+            )
+        return made[0]
 
     def choose_features(self, detector: str | None, backbone: str | None) -> tuple[str, str]:
         """Return the detector and backbone meant: as named, else the only features here.
 
         Raises MissingError when there are none, InputError when the names leave a choice.
         """
-        made = sorted(path.parent for path in self.root.glob("features/*/*/manifest.json"))
-        pairs = [(folder.parent.name, folder.name) for folder in made]
+        pairs = sorted(self.pairs())
         meant = [
             pair for pair in pairs if detector in (None, pair[0]) and backbone in (None, pair[1])
         ]
@@ -132,10 +164,6 @@ class Workspace:
     def image_root(self) -> Path:
         """Return the folder of the images; a relative one counts from the workspace."""
         return self.root / self.dataset.images.root
-
-
-def _only(names: list[str]) -> str | None:
-    return names[0] if len(names) == 1 else None
 
 
 def make_folder(folder: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from regionprep import manifests
+from regionprep.captioning import find_run
 from regionprep.errors import InputError, ManifestError, MissingError, StorageError
 from regionprep.manifests import DatasetManifest, ImageSource
 from regionprep.workspace import Workspace, write_bytes, write_text
@@ -66,6 +67,67 @@ def test_folders_follow_the_design(tmp_path: Path):
     assert made.features("d", "b") == tmp_path / "features/d/b"
     assert made.run("r") == tmp_path / "runs/r"
     assert made.image_root() == tmp_path / "images"
+
+
+def finish(folder: Path, *, at: int = 0) -> None:
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").touch()
+    os.utime(folder / "manifest.json", (at, at))
+
+
+def test_the_detector_meant_is_the_only_one_here_or_the_default(tmp_path: Path):
+    made = Workspace(tmp_path, DATASET)
+    default = DATASET.defaults.detector
+    assert made.choose_detector(None) == default
+    finish(made.regions("whole"), at=2)
+    assert made.choose_detector(None) == "whole"
+    finish(made.regions("boxes"), at=1)
+    with pytest.raises(InputError, match=r"several detectors could be meant: boxes, whole"):
+        made.choose_detector(None)
+    assert made.choose_detector("grid") == "grid"
+    finish(made.regions(default), at=0)
+    assert made.choose_detector(None) == default
+    assert made.detectors() == ["whole", "boxes", default]
+
+
+def test_features_are_listed_from_the_newest_to_the_oldest(tmp_path: Path):
+    made = Workspace(tmp_path, DATASET)
+    for at, pair in enumerate([("b", "x"), ("a", "y"), ("c", "x")]):
+        finish(made.features(*pair), at=at)
+    assert made.pairs() == [("c", "x"), ("a", "y"), ("b", "x")]
+    assert made.choose_features("a", None) == ("a", "y")
+    with pytest.raises(InputError, match=r"could be meant: a \+ y, b \+ x, c \+ x"):
+        made.choose_features(None, None)
+
+
+def begin_run(workspace: Workspace, name: str, *, trained: bool) -> None:
+    folder = workspace.run(name)
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "config.yaml").touch()
+    if trained:
+        (folder / "checkpoints" / "last.safetensors").touch()
+        (folder / "checkpoints" / "best.safetensors").touch()
+
+
+def test_a_run_that_nothing_was_trained_in_hides_no_trained_one(tmp_path: Path):
+    made = Workspace(tmp_path, DATASET)
+    begin_run(made, "leftover", trained=False)
+    assert find_run(made, None) == made.run("leftover")
+    begin_run(made, "trained", trained=True)
+    begin_run(made, "another", trained=False)
+    assert find_run(made, None) == made.run("trained")
+    assert find_run(made, "leftover") == made.run("leftover")
+
+
+def test_several_trained_runs_are_named_and_one_is_asked_for(tmp_path: Path):
+    made = Workspace(tmp_path, DATASET)
+    for name in ("b", "a"):
+        begin_run(made, name, trained=True)
+    begin_run(made, "leftover", trained=False)
+    with pytest.raises(InputError, match=r"several runs: a, b\n.*--run"):
+        find_run(made, None)
+    with pytest.raises(InputError, match=r"unknown run 'c'.*a, b, leftover"):
+        find_run(made, "c")
 
 
 def test_a_file_is_replaced_whole(tmp_path: Path):
