@@ -35,8 +35,7 @@ class Tables:
     @classmethod
     def read(cls, workspace: Workspace) -> Tables | None:
         """Return what the tables say, None before `prep splits`; StorageError if damaged."""
-        from regionprep.pipeline.detect import images_fingerprint
-        from regionprep.pipeline.tables import dataset_fingerprint, read_images
+        from regionprep.pipeline.tables import dataset_fingerprint, images_fingerprint, read_images
 
         if not workspace.images.is_file():
             return None

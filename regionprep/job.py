@@ -119,7 +119,7 @@ def _features_steps(
         pair.note,
     )
     # A feature map, or imported vectors: there never were regions.
-    alone = is_map or (described.done and not found.done)
+    alone = is_map or (described.done and not found.product.is_file())
     return [described] if alone else [found, described]
 
 
