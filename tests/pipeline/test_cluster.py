@@ -10,6 +10,8 @@ from collections import Counter
 from functools import partial
 from pathlib import Path
 
+import dask
+import distributed  # noqa: F401 - fills dask.config, which a test sets
 import pytest
 from dummy_stage import DummyStage, contents, image_ids, plan
 from noted_stage import Noted, cannot, die, die_once, fail, fail_twice, kill
@@ -143,8 +145,6 @@ def test_other_columns_than_those_there_are_refused(tmp_path, address, notes, un
 def test_a_shard_that_kills_every_worker_is_given_up_and_the_rest_is_made(
     tmp_path, notes, undisturbed
 ):
-    import dask
-
     with (
         dask.config.set({"distributed.scheduler.allowed-failures": 0}),
         cluster.local_cluster(2) as started,
@@ -179,7 +179,8 @@ def test_a_shard_that_is_there_is_not_made_again(tmp_path, notes, undisturbed):
     assert lines(notes / "images") == image_ids(75)[30:40]
 
 
-def test_photographs_by_two_workers_are_those_by_one_process(workspace, timm_weights):
+@pytest.mark.slow
+def test_photographs_by_two_workers_are_those_by_one_process(workspace, timm_weights, address):
     # Here, since what they import takes seconds.
     from regionprep.pipeline.detect import run_detect
     from regionprep.pipeline.extract import run_extract
@@ -195,7 +196,7 @@ def test_photographs_by_two_workers_are_those_by_one_process(workspace, timm_wei
         assert (regions.shards_made, features.shards_made) == (3, 3)
         return contents(regions.folder), contents(features.folder)
 
-    assert made(team=Team(workers=2)) == made()
+    assert made(team=Team(cluster=address)) == made()
 
 
 def test_a_scheduler_that_is_lost_ends_the_run_and_another_goes_on(
