@@ -68,12 +68,19 @@ class Entry:
 
 
 def detect(path: Path) -> Kind:
-    """Return the kind of a caption file, from its content."""
+    """Return the kind of a caption file, from its content.
+
+    Raises InputError for what is of no such kind: other text, no text, or boxes.
+    """
     try:
         with path.open("rb") as file:
-            head = file.read(HEAD_BYTES).decode("utf-8-sig", errors="replace").lstrip()
+            start = file.read(HEAD_BYTES)
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}", where=path) from error
+    # No text has zero bytes; what is no UTF-8 all the same is refused with its line.
+    if b"\0" in start:
+        raise InputError("is no text", where=path, mend=KNOWN)
+    head = start.decode("utf-8-sig", errors="replace").lstrip()
     if not head:
         raise InputError("is empty", where=path, mend=KNOWN)
     if not head.startswith("{"):
@@ -90,10 +97,9 @@ def _json_kind(head: str, path: Path) -> Kind:
     """Tell Karpathy's JSON from COCO's by its keys: from the head alone if they are there."""
     if '"sentences"' in head:
         return "karpathy"
-    if '"file_name"' in head:
-        return "coco"
     data = read_json(path)
-    if "annotations" in data:
+    if '"file_name"' in head or "annotations" in data:
+        _check_captioned(data, path)
         return "coco"
     if "images" in data:
         return "karpathy"
@@ -102,15 +108,31 @@ def _json_kind(head: str, path: Path) -> Kind:
     )
 
 
+def _check_captioned(data: Any, path: Path) -> None:  # noqa: ANN401 - any JSON
+    """Refuse annotations of boxes, which look like those of captions but for the captions."""
+    annotations = data.get("annotations")
+    first = annotations[0] if isinstance(annotations, list) and annotations else None
+    if not isinstance(first, dict) or "caption" in first:
+        return
+    if "bbox" in first:
+        raise InputError(
+            "these are boxes, not captions",
+            where=path,
+            mend=f"Use them with `prep detect --detector boxes --boxes {path}`.",
+        )
+    raise InputError("annotations[0] has no 'caption'", where=path, mend=KNOWN)
+
+
 def _check_heading(head: str, path: Path) -> None:
     heading = head.splitlines()[0][:200]
     columns = [name.strip(' "').lower() for name in re.split(r"[,\t]", heading)]
+    semicolons = len(columns) == 1 and ";" in heading
     for wanted in (PATH_COLUMNS, TEXT_COLUMNS):
         if not set(wanted) & set(columns):
             raise InputError(
                 f"has no column {' or '.join(wanted)} in its first line: {columns}",
                 where=path,
-                mend=KNOWN,
+                mend="Separate columns by commas or tabs, not semicolons." if semicolons else KNOWN,
             )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from regionprep.errors import InputError
 from regionprep.pipeline.captions import Caption, Entry, detect, read
@@ -133,6 +134,7 @@ def test_the_format_is_told_from_the_content_alone(tmp_path: Path, indent: int |
         ("path,label\na.jpg,cat\n", "has no column caption or text in its first line"),
         ('[{"image": "a.jpg", "caption": "x"}]', "has no column path"),
         ('{"images": [], "images": []}', "line 1: the key 'images' is there twice"),
+        ("\0\1", "is no text"),
     ],
 )
 def test_an_unknown_format_is_refused_with_those_that_are_known(
@@ -151,11 +153,36 @@ def faults_of(path: Path) -> str:
     return str(caught.value)
 
 
-def test_detections_are_not_taken_for_captions(file: Path):
+@pytest.mark.parametrize("padding", [0, 100_000])
+def test_boxes_are_not_taken_for_captions(file: Path, padding: int):
     boxes = [{"id": 1, "image_id": 7, "bbox": [0, 0, 1, 1]}] * 5
-    message = faults_of(write(file, {"images": COCO["images"], "annotations": boxes}))
-    assert "annotations[0].caption: Field required" in message
+    data = {"info": "x" * padding, "images": COCO["images"], "annotations": boxes}
+    with pytest.raises(InputError) as caught:
+        detect(write(file, data))
+    assert "these are boxes, not captions" in str(caught.value)
+    assert f"prep detect --detector boxes --boxes {file}" in str(caught.value)
+
+
+def test_annotations_without_captions_are_refused_with_their_places(file: Path):
+    bare = [{"id": 1, "image_id": 7}] * 5
+    write(file, {"images": COCO["images"], "annotations": bare})
+    assert "annotations[0] has no 'caption'" in faults_of(file)
+    write(file, {"images": COCO["images"], "annotations": [COCO["annotations"][0], *bare]})
+    message = faults_of(file)
+    assert "annotations[1].caption: Field required" in message
     assert "and 2 more" in message
+
+
+def test_a_photograph_given_as_captions_is_no_text(tmp_path: Path):
+    Image.new("RGB", (8, 6)).save(tmp_path / "a.jpg")
+    with pytest.raises(InputError, match=r"a\.jpg: is no text\n"):
+        detect(tmp_path / "a.jpg")
+
+
+def test_semicolons_between_columns_are_refused_with_the_reason(tmp_path: Path):
+    path = write(tmp_path / "t.csv", "path;caption\na.jpg;a cat, a dog\n")
+    with pytest.raises(InputError, match="by commas or tabs, not semicolons"):
+        detect(path)
 
 
 def test_an_id_that_is_there_twice_is_refused_with_both_names(file: Path):
