@@ -98,8 +98,10 @@ def _stored(path: Path, root: Path) -> str:
 
 
 def _check_present(manifest: DatasetManifest, root: Path) -> None:
-    absent = [root / file for file in _files(manifest) if not (root / file).is_file()]
+    files = [root / file for file in _files(manifest)]
+    absent = [file for file in files if not file.is_file()]
     folder = root / manifest.images.root
+    _check_kinds(folder, files)
     if not folder.is_dir():
         absent.insert(0, folder)
     elif next(walk(folder), None) is None:
@@ -110,6 +112,19 @@ def _check_present(manifest: DatasetManifest, root: Path) -> None:
             where=manifest.name,
             mend=_how_to_get(manifest, root),
         )
+
+
+def _check_kinds(folder: Path, files: Sequence[Path]) -> None:
+    """Refuse a file of images and a folder of captions: both are there, but not what is meant."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(
+            "is a file, not a folder", where=folder, mend="Give the folder of images: --images."
+        )
+    for file in files:
+        if file.is_dir():
+            raise InputError(
+                "is a folder, not a file", where=file, mend="Give the file of captions: --captions."
+            )
 
 
 def _files(manifest: DatasetManifest) -> tuple[str, ...]:

@@ -133,6 +133,14 @@ def test_missing_captions_are_named(here: Path):
         initialise(Path("work"), images=Path("photos"), captions=[Path("nowhere.json")])
 
 
+def test_a_file_for_a_folder_and_a_folder_for_a_file_are_told_as_such(here: Path):
+    with pytest.raises(InputError, match=r"table\.csv: is a file, not a folder\n.*--images"):
+        initialise(Path("work"), images=Path("table.csv"))
+    with pytest.raises(InputError, match=r"photos: is a folder, not a file\n.*--captions"):
+        initialise(Path("work"), images=Path("photos"), captions=[Path("photos")])
+    assert not Path("work").exists()
+
+
 def test_captions_of_no_known_format_are_refused(here: Path):
     Path("notes.txt").write_text("just notes\n")
     with pytest.raises(InputError, match=r"notes.txt: has no column .*\n.*Known: Karpathy"):
