@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from regionprep import manifests
-from regionprep.errors import InputError, MissingError
-from regionprep.manifests import CaptionSource, DatasetManifest, Download
+from regionprep.errors import InputError, ManifestError, MissingError, unknown
+from regionprep.manifests import CaptionSource, DatasetManifest, Defaults, Download
 from regionprep.pipeline import captions as caption_files
 from regionprep.pipeline.splits import walk
 from regionprep.workspace import Workspace
@@ -56,6 +56,8 @@ def _is_file(dataset: str) -> bool:
 def _chosen(dataset: str | None, images: Path | None, captions: Sequence[Path]) -> DatasetManifest:
     if dataset is not None:
         manifest: DatasetManifest = manifests.load("datasets", dataset)
+        if _is_file(dataset):  # those that ship are right
+            _check_defaults(manifest.defaults, dataset)
         return manifest
     if images is None:
         raise InputError(
@@ -68,6 +70,43 @@ def _chosen(dataset: str | None, images: Path | None, captions: Sequence[Path]) 
     name = re.sub(r"[^A-Za-z0-9_.\-]+", "-", folder.name).lstrip("_.-") or "images"
     what = "Images and captions" if captions else "Images"
     return DatasetManifest(name=name, summary=f"{what} in the folder '{name}'.")
+
+
+def _check_defaults(defaults: Defaults, where: str) -> None:
+    """Refuse names that no later command would know, all together.
+
+    A YAML in the place of a name is read by the command that uses it.
+    """
+    checks = {"detector": _check_detector, "backbone": _check_backbone, "model": _check_model}
+    faults = []
+    for key, check in checks.items():
+        name = getattr(defaults, key)
+        if name is None or _is_file(name):
+            continue
+        try:
+            check(defaults)
+        except ManifestError as fault:
+            faults.append(f"defaults.{key}: {fault.what}")
+    if faults:
+        raise ManifestError("; ".join(faults), where=where)
+
+
+def _check_detector(defaults: Defaults) -> None:
+    manifests.load("detectors", defaults.detector)
+
+
+def _check_backbone(defaults: Defaults) -> None:
+    from regionprep.pipeline import backbones
+
+    backbones.manifest(str(defaults.backbone))
+
+
+def _check_model(defaults: Defaults) -> None:
+    presets = {"base", *manifests.load("models", defaults.model).presets}
+    if defaults.preset not in presets:
+        raise ManifestError(
+            f"{unknown('preset', defaults.preset, presets)} (of '{defaults.model}')"
+        )
 
 
 def _resolved(

@@ -165,6 +165,45 @@ def test_a_format_other_than_the_manifests_is_refused(here: Path):
         initialise(Path("work"), dataset=str(yaml))
 
 
+MINE = "summary: Mine.\nimages: {root: photos}\n"
+
+
+def test_unknown_names_among_the_defaults_are_told_together(here: Path):
+    yaml = here / "mine.yaml"
+    yaml.write_text(
+        f"{MINE}defaults: {{detector: boxs, backbone: convnext_lage, model: zodiak, preset: x}}\n"
+    )
+    with pytest.raises(ManifestError) as caught:
+        initialise(Path("work"), dataset=str(yaml))
+    message = str(caught.value)
+    assert message.startswith(f"{yaml}: defaults.detector: unknown detector 'boxs'. Did you mean")
+    assert "defaults.backbone: unknown backbone 'convnext_lage'. Did you mean" in message
+    assert "defaults.model: unknown model 'zodiak'. Did you mean 'zodiac'" in message
+    assert not Path("work").exists()
+
+
+@pytest.mark.parametrize(
+    ("defaults", "fault"),
+    [
+        ("model: zodiac, preset: smal", "unknown preset 'smal'. Did you mean 'small'"),
+        ("backbone: 'tim:resnet18'", "'tim:resnet18' names no backbone"),
+    ],
+)
+def test_a_preset_or_library_that_is_none_is_refused(here: Path, defaults: str, fault: str):
+    yaml = here / "mine.yaml"
+    yaml.write_text(f"{MINE}defaults: {{{defaults}}}\n")
+    with pytest.raises(ManifestError) as caught:
+        initialise(Path("work"), dataset=str(yaml))
+    assert fault in str(caught.value)
+
+
+def test_names_that_later_commands_know_are_accepted_as_defaults(here: Path):
+    yaml = here / "mine.yaml"
+    names = "detector: mine/boxes.yaml, backbone: 'timm:resnet18', model: zodiac, preset: small"
+    yaml.write_text(f"{MINE}defaults: {{{names}}}\n")
+    assert initialise(Path("work"), dataset=str(yaml)).dataset.defaults.preset == "small"
+
+
 def test_a_yaml_without_images_asks_for_them(here: Path):
     yaml = here / "mine.yaml"
     yaml.write_text("summary: Mine.\n")
