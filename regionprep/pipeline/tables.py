@@ -175,7 +175,7 @@ def _footer(path: Path, schema: pa.Schema) -> dict[str, Any]:
     with _opened(path) as file:
         about = json.loads((file.schema_arrow.metadata or {}).get(METADATA, b"{}"))
         fits = file.schema_arrow.equals(schema, check_metadata=False)
-    if about.get("format") != FORMAT or not fits:
+    if about.get("format") != FORMAT or "fingerprint" not in about or not fits:
         raise StorageError("is no table of this version", where=path, mend=REMAKE)
     return dict(about)
 
