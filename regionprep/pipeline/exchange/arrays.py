@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -18,7 +17,7 @@ import numpy as np
 from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
-from regionprep.pipeline.exchange.record import Record, damaged, record_of, stamp
+from regionprep.pipeline.exchange.record import Record, damaged, decoding, record_of, stamp
 from regionprep.pipeline.shards import ImageRow
 
 LARGEST = 2**31
@@ -133,7 +132,7 @@ def mean_vector(row: ImageRow) -> NDArray[np.float32]:
 def _npy(data: bytes) -> NDArray[Any]:
     """Return the array of an npy file: a view, of exactly the bytes that its header claims."""
     file = io.BytesIO(data)
-    try:
+    with decoding("its npy header"):
         version = npy_format.read_magic(file)
         header = (
             npy_format.read_array_header_1_0
@@ -141,8 +140,6 @@ def _npy(data: bytes) -> NDArray[Any]:
             else (npy_format.read_array_header_2_0)
         )
         shape, by_columns, dtype = header(file)
-    except (ValueError, OSError, MemoryError) as error:
-        raise damaged(f"its npy header cannot be read: {error}") from None
     if dtype.hasobject:
         raise damaged("its array is pickled, and what is pickled is never loaded")
     count = int(np.prod(shape, dtype=object)) if shape else 1
@@ -155,16 +152,13 @@ def _npy(data: bytes) -> NDArray[Any]:
 
 def _npz(role: str, data: bytes) -> tuple[dict[str, NDArray[Any]], list[str]]:
     """Return the arrays that a record has a place for (one alone is `role`), and other names."""
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            names = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
-            wanted = {FIELDS[name]: entry for name, entry in names.items() if name in FIELDS}
-            if not wanted and len(names) == 1:
-                wanted = {role: next(iter(names.values()))}
-            others = [name for name, entry in names.items() if entry not in wanted.values()]
-            unpacked = {field: _unpacked(archive, entry) for field, entry in wanted.items()}
-    except (zipfile.BadZipFile, zlib.error, ValueError, EOFError, NotImplementedError) as error:
-        raise damaged(f"its npz cannot be read: {error}") from None
+    with decoding("its npz"), zipfile.ZipFile(io.BytesIO(data)) as archive:
+        names = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
+        wanted = {FIELDS[name]: entry for name, entry in names.items() if name in FIELDS}
+        if not wanted and len(names) == 1:
+            wanted = {role: next(iter(names.values()))}
+        others = [name for name, entry in names.items() if entry not in wanted.values()]
+        unpacked = {field: _unpacked(archive, entry) for field, entry in wanted.items()}
     return {field: _npy(array) for field, array in unpacked.items()}, others
 
 

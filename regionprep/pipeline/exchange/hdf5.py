@@ -19,6 +19,7 @@ from regionprep.errors import InputError
 from regionprep.pipeline.exchange.record import (
     Record,
     damaged,
+    decoding,
     files_of,
     once,
     optional,
@@ -58,7 +59,7 @@ class Hdf5Source:
     def read(self, source_id: str) -> Record:
         """Return the record of an image's datasets."""
         file = self._files[self._places[source_id]]
-        try:
+        with decoding("its datasets"):
             features = np.asarray(file[f"{source_id}_{self._kind}"][()])
             width, height = _optional(file, source_id, "size", np.zeros(2, np.int32))
             told: dict[str, Any] = {"width": int(width), "height": int(height)}
@@ -73,8 +74,6 @@ class Hdf5Source:
                     for name in ("boxes", "scores", "classes")
                 }
                 features = _squared(features, file[f"{source_id}_grids"].attrs.get("grid"))
-        except (OSError, KeyError, ValueError, TypeError) as error:
-            raise damaged(f"its datasets cannot be read: {error}") from None
         return record_of(features, **told)
 
     def close(self) -> None:

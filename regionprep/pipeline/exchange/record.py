@@ -6,7 +6,8 @@ import hashlib
 import importlib
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -102,6 +103,21 @@ def record_of(features: NDArray[Any], **fields: Any) -> Record:  # noqa: ANN401 
 def damaged(what: str) -> ImageFault:
     """Return the fault of a record that does not say what it should."""
     return ImageFault("damaged", what)
+
+
+@contextmanager
+def decoding(what: str) -> Iterator[None]:
+    """Make whatever a library raises at a record's bytes the fault of that record.
+
+    None of them says what damage makes it raise: one flipped bit draws a RuntimeError (for it seems
+    encrypted), an OSError or an LZMAError from zipfile, a TokenError from numpy's npy headers.
+    """
+    try:
+        yield
+    except ImageFault:
+        raise
+    except Exception as error:
+        raise damaged(f"{what} cannot be read: {error}") from error
 
 
 def stamp(ids: Iterable[str], files: Iterable[Path]) -> str:
